@@ -1,0 +1,1 @@
+"""Measurements of conx against its peers: real models, real inputs, and how both are measured."""

@@ -1,0 +1,8 @@
+"""`python -m conx`."""
+
+import sys
+
+from conx.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

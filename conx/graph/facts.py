@@ -1,0 +1,81 @@
+"""What a model is, in numbers: for `conx info`, and for the metadata of a packed file."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import onnx
+
+from conx.dtypes import DType
+from conx.graph.lift import nested_graphs
+from conx.graph.read import SourceModel, weight_number
+
+__all__ = ["graph_facts", "is_quantized", "parameter_count"]
+
+# Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
+PARAMETER_TYPES = {t for t in DType if t.is_float} | {DType.INT8, DType.UINT8, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
+QUANTIZED = ("Quantize", "Integer", "NBits", "QLinear", "QGemm", "QAttention", "QMoE", "Bnb4")
+
+
+def graph_facts(source: SourceModel) -> dict[str, Any]:
+    """Facts that need no weights: opsets, inputs and outputs, operators, counts. Only strings, integers, lists, maps."""
+    model = source.proto
+    graphs = [model.graph, *nested_graphs(model.graph)]
+    operators = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for nodes in [*(g.node for g in graphs), *(f.node for f in model.functions)]
+        for node in nodes
+    )
+    given = {t.name for t in model.graph.initializer}
+    return {
+        "functions": len(model.functions),
+        "inputs": [_value(v) for v in model.graph.input if v.name not in given],
+        "ir_version": model.ir_version,
+        "nodes": sum(operators.values()),
+        "operators": dict(sorted(operators.items())),
+        "opsets": {o.domain or "ai.onnx": o.version for o in model.opset_import},
+        "outputs": [_value(v) for v in model.graph.output],
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "subgraphs": len(graphs) - 1,
+        "tensors": len(source.weights),
+    }
+
+
+def parameter_count(source: SourceModel) -> int:
+    """Elements of all initializers and Constant tensors that are parameters, counted from their shapes."""
+    large = sum(w.count for w in source.weights if w.dtype in PARAMETER_TYPES)
+    model = source.proto
+    small = 0
+    for graph in [model.graph, *nested_graphs(model.graph)]:
+        small += sum(_inline_parameters(t) for t in graph.initializer)
+        small += _constants(graph.node)
+    return large + small + sum(_constants(f.node) for f in model.functions)
+
+
+def is_quantized(source: SourceModel) -> bool:
+    """Whether the model computes with quantized operators, or dequantizes weights as it runs."""
+    model = source.proto
+    nodes = [n for g in [model.graph, *nested_graphs(model.graph)] for n in g.node]
+    nodes += [n for f in model.functions for n in f.node]
+    return any(part in node.op_type for node in nodes for part in QUANTIZED)
+
+
+def _constants(nodes: Any) -> int:
+    return sum(_inline_parameters(a.t) for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value")
+
+
+def _inline_parameters(tensor: onnx.TensorProto) -> int:
+    if weight_number(tensor) is not None or DType.from_number(tensor.data_type) not in PARAMETER_TYPES:
+        return 0
+    return math.prod(tensor.dims)
+
+
+def _value(value: onnx.ValueInfoProto) -> dict[str, Any]:
+    kind = value.type.tensor_type
+    dtype = DType.from_number(kind.elem_type)
+    found: dict[str, Any] = {"name": value.name, "type": dtype.label if dtype else value.type.WhichOneof("value") or ""}
+    if kind.elem_type == onnx.TensorProto.STRING:
+        found["type"] = "string"
+    if kind.HasField("shape"):
+        found["shape"] = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in kind.shape.dim]
+    return found

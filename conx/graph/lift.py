@@ -1,0 +1,200 @@
+"""The graph that a session opens: weights lifted to where a runtime lets them be handed over.
+
+Only initializers of the main graph can be given to onnxruntime from outside. So Constant nodes of the main graph become
+initializers, and weights of subgraphs (If, Loop, Scan bodies) move to the main graph, from where outer scope reaches
+them. What cannot move stays where it is, as a hole that the loader fills: weights in local functions, in sparse tensors
+and in attributes of other operators, and values that a subgraph or the graph itself returns.
+
+Nothing else changes, so that the graph computes the same bits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from conx.graph.read import SourceModel, weight_number
+
+__all__ = ["External", "RunGraph", "nested_graphs", "run_graph"]
+
+# Operators whose constant weight onnxruntime's CPU provider copies into a layout of its own, and the input slots.
+REPACKED = {
+    "MatMul": (1,),
+    "Gemm": (1,),
+    "FusedMatMul": (1,),
+    "Attention": (1,),
+    "LSTM": (1, 2),
+    "GRU": (1, 2),
+    "Conv": (1,),
+    "FusedConv": (1,),
+    "ConvTranspose": (1,),
+}
+
+
+@dataclass(frozen=True)
+class External:
+    """An initializer of the main graph whose bytes the loader hands over."""
+
+    location: str
+    name: str
+    weight: int
+    repacked: bool
+
+
+@dataclass(frozen=True)
+class RunGraph:
+    """`proto` has external stubs for `externals`; every other weight is still a stub as `read` makes them."""
+
+    proto: onnx.ModelProto
+    externals: list[External]
+
+
+def run_graph(source: SourceModel) -> RunGraph:
+    """Make the run graph of a model. The model is not changed."""
+    model = onnx.ModelProto()
+    model.CopyFrom(source.proto)
+    model.ClearField("training_info")
+    main = model.graph
+    taken = set(_all_names(main))
+    for graph in list(nested_graphs(main)):
+        _lift(graph, main, taken)
+    _constants_to_initializers(main)
+    return RunGraph(model, _externalize(model))
+
+
+def nested_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graphs within `graph`'s nodes, at any depth, outer before inner."""
+    for node in graph.node:
+        for sub in _subgraphs(node):
+            yield sub
+            yield from nested_graphs(sub)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from _defined(graph)
+    for node in graph.node:
+        yield from node.input
+        for sub in _subgraphs(node):
+            yield from _all_names(sub)
+
+
+def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (v.name for v in graph.input)
+    yield from (t.name for t in graph.initializer)
+    yield from (t.values.name for t in graph.sparse_initializer)
+    for node in graph.node:
+        yield from node.output
+
+
+def _constant_weight(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The large tensor of a Constant node, if it is one."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        if attribute.name == "value" and weight_number(attribute.t) is not None:
+            return attribute.t
+    return None
+
+
+def _lift(graph: onnx.GraphProto, main: onnx.GraphProto, taken: set[str]) -> None:
+    """Move the weights of a subgraph to the main graph, under names that nothing else has."""
+    fixed = {v.name for v in graph.output} | {v.name for v in graph.input}
+    for tensor in _taken_initializers(graph, fixed):
+        _move(graph, tensor, tensor.name, main, taken)
+    for name, tensor in _taken_constants(graph, fixed):
+        _move(graph, tensor, name, main, taken)
+
+
+def _taken_initializers(graph: onnx.GraphProto, fixed: set[str]) -> list[onnx.TensorProto]:
+    """Take the weights out of the graph's initializers, but those named in `fixed`."""
+    places = [i for i, t in enumerate(graph.initializer) if weight_number(t) is not None and t.name not in fixed]
+    found = [_copy(graph.initializer[i]) for i in places]
+    for i in reversed(places):
+        del graph.initializer[i]
+    return found
+
+
+def _taken_constants(graph: onnx.GraphProto, fixed: set[str]) -> list[tuple[str, onnx.TensorProto]]:
+    """Take the graph's large Constant nodes out, but those whose output is named in `fixed`."""
+    found = []
+    places = []
+    for i, node in enumerate(graph.node):
+        constant = _constant_weight(node)
+        if constant is not None and node.output[0] not in fixed:
+            found.append((node.output[0], _copy(constant)))
+            places.append(i)
+    for i in reversed(places):
+        del graph.node[i]
+    return found
+
+
+def _copy(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    copied = onnx.TensorProto()
+    copied.CopyFrom(tensor)
+    return copied
+
+
+def _move(graph: onnx.GraphProto, tensor: onnx.TensorProto, name: str, main: onnx.GraphProto, taken: set[str]) -> None:
+    new = name
+    number = 0
+    while not new or new in taken and (new != name or _is_elsewhere(graph, main, name)):
+        number += 1
+        new = f"{name}/{number}"
+    taken.add(new)
+    moved = main.initializer.add()
+    moved.CopyFrom(tensor)
+    moved.name = new
+    if new != name:
+        _rename(graph, name, new)
+    for info in [v for v in graph.value_info if v.name == name]:
+        graph.value_info.remove(info)
+
+
+def _is_elsewhere(graph: onnx.GraphProto, main: onnx.GraphProto, name: str) -> bool:
+    """Whether a graph other than `graph` defines `name`, so that it must not be lifted under it."""
+    return any(name in _defined(g) for g in [main, *nested_graphs(main)] if g is not graph)
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    for node in graph.node:
+        for slot, name in enumerate(node.input):
+            if name == old:
+                node.input[slot] = new
+        for sub in _subgraphs(node):
+            if old not in _defined(sub):
+                _rename(sub, old, new)
+
+
+def _constants_to_initializers(main: onnx.GraphProto) -> None:
+    for name, tensor in _taken_constants(main, {v.name for v in main.output}):
+        tensor.name = name
+        main.initializer.append(tensor)
+
+
+def _externalize(model: onnx.ModelProto) -> list[External]:
+    main = model.graph
+    repacked = {
+        node.input[slot]
+        for graph in [main, *nested_graphs(main)]
+        for node in graph.node
+        for slot in REPACKED.get(node.op_type, ())
+        if slot < len(node.input)
+    }
+    found: list[External] = []
+    for tensor in main.initializer:
+        number = weight_number(tensor)
+        if number is None:
+            continue
+        location = f"conx-{len(found)}"
+        found.append(External(location, tensor.name, number, tensor.name in repacked))
+        del tensor.external_data[:]
+        tensor.external_data.add(key="location", value=location)
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+    return found

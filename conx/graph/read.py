@@ -1,0 +1,327 @@
+"""Read a .onnx file without its weights: a skeleton in which every large tensor is a numbered stub.
+
+The stub is an entry of `external_data` with the key `MARKER`; it stands where the tensor's data stood, so that
+`wire.punch` can put a hole at the very same place. Data in any form (raw_data, typed fields, external files) becomes a
+`Weight`, read from disk when it is needed.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import DecodeError
+
+from conx.dtypes import DType
+from conx.errors import ModelError
+from conx.graph.external import DataFile, locate
+from conx.graph.wire import (
+    VARINT,
+    Data,
+    Hole,
+    Piece,
+    Window,
+    WireError,
+    field_bytes,
+    fields,
+    read_varint,
+    rewrite,
+    varints,
+)
+
+__all__ = ["INLINE_MAX", "MARKER", "SourceModel", "Weight", "read_model", "weight_number"]
+
+INLINE_MAX = 1024  # bytes; smaller tensors stay in the graph: onnxruntime wants to see shapes and scalars
+MARKER = "conx:weight"
+MAX_SKELETON = 2**31 - 1  # bytes; protobuf parses no larger message
+
+DIMS, DATA_TYPE, NAME, RAW, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
+FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, DOUBLE_DATA, UINT64_DATA = 4, 5, 6, 7, 10, 11
+DATA_FIELDS = (FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, RAW, DOUBLE_DATA, UINT64_DATA)
+LIKE_RAW = (RAW, FLOAT_DATA, DOUBLE_DATA)  # packed fields whose content is what raw_data would hold
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A large tensor of the model.
+
+    Attributes:
+        number: its place in `SourceModel.weights`, which its stub names.
+        name: the tensor's name, "" for most Constant attributes.
+        dtype, shape: element type and dims.
+        tag: number of the TensorProto field that held the data (raw_data for external ones).
+        file, offset: where `nbytes` bytes lie, or
+        data: the bytes themselves, where they had to be converted.
+    """
+
+    number: int
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    tag: int
+    file: DataFile | None
+    offset: int = 0
+    data: bytes = field(default=b"", repr=False)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.nbytes(self.count)
+
+    def read(self) -> npt.NDArray[Any]:
+        """The values, flat in row-major order, in the storage type of `dtype`."""
+        if self.file is None:
+            return self.dtype.view(self.data)
+        return self.dtype.view(self.file.read(self.offset, self.nbytes))
+
+    def blocks(self, size: int) -> Iterator[npt.NDArray[Any]]:
+        """The values in order, in arrays of about `size` bytes (a multiple of 16)."""
+        for start in range(0, self.nbytes, size):
+            stop = min(start + size, self.nbytes)
+            yield self.dtype.view(self.data[start:stop] if self.file is None else self.file.read(self.offset + start, stop - start))
+
+
+@dataclass
+class SourceModel:
+    """A .onnx file, opened. `skeleton` is its ModelProto with stubs; `weights` are what the stubs stand for."""
+
+    path: Path
+    skeleton: bytes
+    proto: onnx.ModelProto
+    weights: list[Weight]
+    files: dict[Path, DataFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model's files, each once."""
+        return sum(f.size for f in self.files.values())
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_model(path: str | os.PathLike[str]) -> SourceModel:
+    """Open a .onnx file and find its weights; their data stays on disk.
+
+    Raises:
+        ModelError: not an ONNX model, cut short, or external data that is missing, too short or out of bounds.
+        FileNotFoundError, PermissionError: the model itself cannot be opened.
+    """
+    return _Reading(Path(path)).run()
+
+
+def weight_number(tensor: onnx.TensorProto) -> int | None:
+    """The number of the weight that a tensor of a skeleton stands for, or None if it holds its own data."""
+    for entry in tensor.external_data:
+        if entry.key == MARKER:
+            return int(entry.value)
+    return None
+
+
+class _Reading:
+    """One run of `read_model`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights: list[Weight] = []
+        self.files: dict[Path, DataFile] = {}
+
+    def run(self) -> SourceModel:
+        try:
+            main = self._open(self.path)
+            skeleton = self._skeleton(main)
+            if len(skeleton) > MAX_SKELETON:
+                raise ModelError(f"{self.path}: the graph alone has {len(skeleton)} bytes, protobuf's limit is {MAX_SKELETON}")
+            proto = onnx.ModelProto.FromString(skeleton)
+        except (WireError, DecodeError) as e:
+            self._close()
+            raise ModelError(f"{self.path}: not an ONNX model, or cut short ({e})") from None
+        except BaseException:
+            self._close()
+            raise
+        if not proto.HasField("graph") or not proto.opset_import and not proto.graph.node:
+            self._close()
+            raise ModelError(f"{self.path}: not an ONNX model (it has no graph)")
+        return SourceModel(self.path, skeleton, proto, self.weights, self.files)
+
+    def _open(self, path: Path) -> DataFile:
+        real = path.resolve()
+        if real not in self.files:
+            self.files[real] = DataFile(path)
+        return self.files[real]
+
+    def _close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def _skeleton(self, main: DataFile) -> bytes:
+        def skip(data: Data, start: int, end: int) -> bool:
+            if end - start > INLINE_MAX:
+                return False
+            if data.find(MARKER.encode(), start, end) >= 0:
+                raise ModelError(f"{self.path}: has tensors marked {MARKER!r}, which conx reserves for itself")
+            return data.find(b"location", start, end) < 0
+
+        self._main = main
+        window = Window(main.read, main.size)
+        pieces = rewrite(window, 0, main.size, "model", skip, self._tensor)
+        return main.read(0, main.size) if pieces is None else b"".join(p for p in pieces if not isinstance(p, Hole))
+
+    def _tensor(self, data: Data, start: int, end: int) -> list[Piece] | None:
+        """Replace a large or external tensor by a stub; make a small external one inline."""
+        head = _Head.parse(data, start, end)
+        if head.external:
+            return self._external(data, start, end, head)
+        size = sum(end - begin for number, begin, end in head.payloads if number != STRING_DATA)
+        dtype = DType.from_number(head.data_type)
+        if size <= INLINE_MAX or dtype is None:
+            return None
+        label = f"{self.path}: tensor {head.name!r}"
+        shape = _checked_shape(head.dims, label)
+        nbytes = dtype.nbytes(math.prod(shape))
+        if len(head.payloads) == 1 and head.payloads[0][0] in LIKE_RAW:
+            tag, begin, stop = head.payloads[0]
+            if stop - begin != nbytes:
+                raise ModelError(f"{label} has {stop - begin} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+            if nbytes <= INLINE_MAX:
+                return None
+            weight = self._add(head, dtype, shape, tag, self._main, begin)
+            return self._stub(data, start, end, weight, drop=(tag,))
+        content = _typed_data(data.get(start, end), dtype, label)
+        if len(content) != nbytes:
+            raise ModelError(f"{label} has {len(content)} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+        if nbytes <= INLINE_MAX:
+            return None
+        weight = self._add(head, dtype, shape, RAW, None, 0, content)
+        return self._stub(data, start, end, weight, drop=DATA_FIELDS)
+
+    def _external(self, data: Data, start: int, end: int, head: "_Head") -> list[Piece]:
+        label = f"{self.path}: tensor {head.name!r}"
+        dtype = DType.from_number(head.data_type)
+        if dtype is None:
+            raise ModelError(f"{label}: external data of element type {head.data_type}, which conx does not know")
+        shape = _checked_shape(head.dims, label)
+        nbytes = dtype.nbytes(math.prod(shape))
+        location = head.entries.get("location", "")
+        offset = _entry_number(head.entries, "offset", 0, label)
+        given = _entry_number(head.entries, "length", nbytes, label)
+        if given != nbytes:
+            raise ModelError(f"{label}: external length is {given}, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+        file = self._open(locate(self.path, location, label))
+        if offset + nbytes > file.size:
+            raise ModelError(
+                f"{label}: bytes {offset} to {offset + nbytes} are outside of {location!r}, which has {file.size};"
+                " is the file complete?"
+            )
+        dropped = (*DATA_FIELDS, EXTERNAL_DATA, DATA_LOCATION)
+        if nbytes <= INLINE_MAX:
+            content = bytes(file.read(offset, nbytes))
+            return [*_without(data, start, end, dropped, None), field_bytes(RAW, content)]
+        return self._stub(data, start, end, self._add(head, dtype, shape, RAW, file, offset), dropped)
+
+    def _add(
+        self, head: "_Head", dtype: DType, shape: tuple[int, ...], tag: int, file: DataFile | None, offset: int, data: bytes = b""
+    ) -> Weight:
+        weight = Weight(len(self.weights), head.name, dtype, shape, tag, file, offset, data)
+        self.weights.append(weight)
+        return weight
+
+    def _stub(self, data: Data, start: int, end: int, weight: Weight, drop: tuple[int, ...]) -> list[Piece]:
+        entry = field_bytes(1, MARKER.encode()) + field_bytes(2, str(weight.number).encode())
+        return list(_without(data, start, end, drop, field_bytes(EXTERNAL_DATA, entry)))
+
+
+@dataclass
+class _Head:
+    """What a TensorProto says of itself, and where its data lies."""
+
+    dims: list[int]
+    data_type: int
+    name: str
+    payloads: list[tuple[int, int, int]]  # field number, start, end
+    external: bool
+    entries: dict[str, str]
+
+    @classmethod
+    def parse(cls, data: Data, start: int, end: int) -> "_Head":
+        head = cls([], 0, "", [], False, {})
+        for f in fields(data, start, end):
+            if f.number == DIMS:
+                raw = data.get(f.value, f.end)
+                head.dims += [d - (1 << 64) if d >> 63 else d for d in varints(raw)]
+            elif f.number == DATA_TYPE and f.wire == VARINT:
+                head.data_type = read_varint(data, f.value, f.end)
+            elif f.number == NAME:
+                head.name = data.get(f.value, f.end).decode("utf-8", "replace")
+            elif f.number in DATA_FIELDS:
+                head.payloads.append((f.number, f.value, f.end))
+            elif f.number == EXTERNAL_DATA:
+                pair = {g.number: data.get(g.value, g.end).decode("utf-8", "replace") for g in fields(data, f.value, f.end)}
+                head.entries[pair.get(1, "")] = pair.get(2, "")
+            elif f.number == DATA_LOCATION:
+                head.external = read_varint(data, f.value, f.end) == onnx.TensorProto.EXTERNAL
+        if MARKER in head.entries:
+            raise ModelError(f"tensor {head.name!r} is marked {MARKER!r}, which conx reserves for itself")
+        return head
+
+
+def _without(data: Data, start: int, end: int, drop: tuple[int, ...], instead: bytes | None) -> Iterator[bytes]:
+    """The tensor's fields but those in `drop`; `instead` stands where the first of them stood."""
+    for f in fields(data, start, end):
+        if f.number not in drop:
+            yield data.get(f.start, f.end)
+        elif instead is not None:
+            yield instead
+            instead = None
+    if instead is not None:
+        yield instead
+
+
+def _checked_shape(dims: list[int], label: str) -> tuple[int, ...]:
+    if any(d < 0 for d in dims) or math.prod(dims) > 1 << 40:
+        raise ModelError(f"{label}: shape {dims} is not possible")
+    return tuple(dims)
+
+
+def _entry_number(entries: dict[str, str], key: str, default: int, label: str) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.strip().isdigit()) or len(text) > 20:
+        raise ModelError(f"{label}: external {key} is {text!r}, not a number of bytes")
+    return int(text)
+
+
+def _typed_data(content: bytes, dtype: DType, label: str) -> bytes:
+    """The data of a TensorProto's typed fields as raw_data would hold it."""
+    tensor = onnx.TensorProto.FromString(content)
+    if tensor.HasField("raw_data"):
+        return tensor.raw_data
+    if len(tensor.float_data):
+        return np.asarray(tensor.float_data, "<f4").tobytes()
+    if len(tensor.double_data):
+        return np.asarray(tensor.double_data, "<f8").tobytes()
+    if len(tensor.int64_data):
+        return np.asarray(tensor.int64_data, "<i8").tobytes()
+    if len(tensor.uint64_data):
+        return np.asarray(tensor.uint64_data, np.uint64).astype(dtype.storage).tobytes()
+    if len(tensor.int32_data) and dtype.bits <= 32:
+        width = np.dtype(f"<u{max(dtype.bits, 8) // 8}")
+        return np.asarray(tensor.int32_data, np.int32).astype(np.uint32).astype(width).tobytes()
+    raise ModelError(f"{label}: data of element type {dtype.label} in a field that is not for it")

@@ -1,0 +1,173 @@
+"""Who uses a weight, and along which axis its output channels lie.
+
+A weight is followed through Identity, Cast and Transpose, into subgraphs by outer scope and into local functions by
+their arguments. What counts is the operator that finally computes with it: a matrix, kernel or embedding is coded with a
+scale for each output channel, since errors of one channel must not spread to another.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from conx.graph.read import SourceModel, weight_number
+
+__all__ = ["ChannelAxis", "Use", "channel_axes", "weight_uses"]
+
+FOLLOWED = ("Identity", "Cast", "Transpose")
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A value that is weight `number`, perhaps transposed: axis i of the value is axis perm[i] of the weight."""
+
+    number: int
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """Input `slot` of an operator; axis i of what it sees is axis perm[i] of the weight."""
+
+    op_type: str
+    domain: str
+    slot: int
+    attributes: tuple[tuple[str, Any], ...]
+    perm: tuple[int, ...]
+
+    def attribute(self, name: str, default: int) -> int:
+        value = dict(self.attributes).get(name, default)
+        return value if isinstance(value, int) else default
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """A scale for each position of `axis`; with `rows`, one for each position of all axes but `axis`."""
+
+    axis: int
+    rows: bool = False
+
+
+def weight_uses(source: SourceModel) -> list[tuple[Use, ...]]:
+    """The uses of each weight, by its number."""
+    walk = _Walk(source)
+    walk.graph(source.proto.graph, {})
+    return [tuple(dict.fromkeys(uses)) for uses in walk.uses]
+
+
+def channel_axes(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
+    """Where the output channels of this use lie in the weight (dims `shape`), or None if it is no such operator."""
+    rank = len(shape)
+    place = _channel_place(use, rank)
+    if place is None:
+        return None
+    seen, rows = place
+    return ChannelAxis(use.perm[seen % rank], rows)
+
+
+def _channel_place(use: Use, rank: int) -> tuple[int, bool] | None:
+    """The axis as the operator sees it (negative from the end), and whether it is one of rows."""
+    op, slot = use.op_type, use.slot
+    if rank < 2:
+        return None
+    match op:
+        case "MatMul" if slot in (0, 1):
+            return (-1 if slot else -2), False
+        case "Gemm" if slot == 1:
+            return (0 if use.attribute("transB", 0) else 1), False
+        case "Gemm" if slot == 0:
+            return (1 if use.attribute("transA", 0) else 0), False
+        case "FusedMatMul" if slot in (0, 1):
+            turned = use.attribute("transB" if slot else "transA", 0)
+            return (-2 if bool(slot) == bool(turned) else -1), False
+        case "Conv" | "FusedConv" | "DeformConv" | "NhwcConv" if slot == 1:
+            return 0, False
+        case "ConvTranspose" if slot == 1:
+            return 1, False
+        case "Gather" if slot == 0:
+            axis = use.attribute("axis", 0)
+            return (axis, False) if -rank <= axis < rank else None
+        case "LSTM" | "GRU" | "RNN" if slot in (1, 2):
+            return -1, True
+        case "Attention" | "PackedAttention" if slot == 1 and use.domain == "com.microsoft":
+            return -1, False
+        case "EmbedLayerNormalization" if slot in (2, 3, 4):
+            return 0, False
+        case "MoE" if slot in (2, 4, 6) and rank == 3:
+            return -1, True
+    return None
+
+
+class _Walk:
+    def __init__(self, source: SourceModel) -> None:
+        self.uses: list[list[Use]] = [[] for _ in source.weights]
+        self.ranks = [len(w.shape) for w in source.weights]
+        self.functions = {(f.domain, f.name, f.overload): f for f in source.proto.functions}
+        self.seen: set[tuple[Any, ...]] = set()
+
+    def graph(self, graph: onnx.GraphProto, outer: Mapping[str, Alias]) -> None:
+        scope = dict(outer)
+        for value in graph.input:
+            scope.pop(value.name, None)
+        for tensor in graph.initializer:
+            self._define(scope, tensor.name, tensor)
+        self.nodes(graph.node, scope)
+
+    def nodes(self, nodes: Any, scope: dict[str, Alias]) -> None:
+        for node in nodes:
+            self._node(node, scope)
+            for attribute in node.attribute:
+                for sub in _graphs(attribute):
+                    self.graph(sub, scope)
+
+    def _define(self, scope: dict[str, Alias], name: str, tensor: onnx.TensorProto) -> None:
+        number = weight_number(tensor)
+        if number is None:
+            scope.pop(name, None)
+        else:
+            scope[name] = Alias(number, tuple(range(self.ranks[number])))
+
+    def _node(self, node: onnx.NodeProto, scope: dict[str, Alias]) -> None:
+        found = [(slot, scope[name]) for slot, name in enumerate(node.input) if name in scope]
+        for name in node.output:
+            scope.pop(name, None)
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value" and node.output:
+                    self._define(scope, node.output[0], attribute.t)
+        if not found:
+            return
+        function = self.functions.get((node.domain, node.op_type, node.overload))
+        if function is not None:
+            self._call(function, dict(found))
+            return
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in _PLAIN and not a.ref_attr_name}
+        if node.op_type in FOLLOWED and node.output:
+            alias = found[0][1]
+            perm = alias.perm
+            if node.op_type == "Transpose":
+                turned = attributes.get("perm", list(range(len(perm)))[::-1])
+                perm = tuple(perm[i] for i in turned) if sorted(turned) == list(range(len(perm))) else perm
+            scope[node.output[0]] = Alias(alias.number, perm)
+            return
+        for slot, alias in found:
+            items = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items()))
+            self.uses[alias.number].append(Use(node.op_type, node.domain, slot, items, alias.perm))
+
+    def _call(self, function: onnx.FunctionProto, given: dict[int, Alias]) -> None:
+        key = (function.domain, function.name, function.overload, tuple(sorted(given.items(), key=lambda x: x[0])))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.nodes(function.node, {function.input[i]: a for i, a in given.items() if i < len(function.input)})
+
+
+_PLAIN = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.STRING)
+
+
+def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+    if attribute.type == onnx.AttributeProto.GRAPH:
+        yield attribute.g
+    yield from attribute.graphs

@@ -1,0 +1,199 @@
+"""`conx.inspect`: what a model holds, be it a .conx or an .onnx."""
+
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from conx.container.reader import Reader
+from conx.container.records import Stream, Tensor
+from conx.errors import UnsupportedError
+
+__all__ = ["ModelInfo", "TensorInfo", "inspect", "stored_sizes"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor.
+
+    Attributes:
+        name, dtype, shape: as in the model.
+        codec: how it is stored; "" for an .onnx.
+        bytes: bytes of its values.
+        stored: bytes that it takes in the file (of shared chunks its part).
+        uses: how many weights of the source model it stands for.
+        error: root mean square error over that of the weight; 0 where nothing was lost.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    bytes: int
+    stored: int
+    uses: int
+    error: float
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Facts about a model.
+
+    Attributes:
+        path: the file.
+        format: "conx" or "onnx".
+        file_bytes: bytes of the file (.onnx: with its external data).
+        source_bytes: bytes of the model's files before packing.
+        parameters: elements of all weights, counted from their shapes, each use of a tied weight included where the model has
+            it as a tensor of its own.
+        unique_parameters: the same with equal weights counted once.
+        lossless: whether every weight is bit for bit the original.
+        precisions: what it can be opened as.
+        memory: bytes of the weights in memory, by precision.
+        by_dtype: bytes of the stored tensors' values by element type.
+        by_codec: bytes in the file by codec.
+        graph: opsets, inputs, outputs, operators and counts.
+        tensors: the stored tensors.
+        producer, content_id, file_id: of a .conx.
+    """
+
+    path: str
+    format: str
+    file_bytes: int
+    source_bytes: int
+    parameters: int
+    unique_parameters: int
+    lossless: bool
+    precisions: tuple[str, ...]
+    memory: dict[str, int]
+    by_dtype: dict[str, int]
+    by_codec: dict[str, int]
+    graph: dict[str, Any]
+    tensors: tuple[TensorInfo, ...] = field(repr=False)
+    producer: str = ""
+    content_id: str = ""
+    file_id: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def inspect(path: str | os.PathLike[str]) -> ModelInfo:
+    """Facts about a .conx or .onnx file; weights are not decoded.
+
+    Raises:
+        FormatError, ModelError: the file is damaged.
+        UnsupportedError: an .onnx, and the package onnx is not installed.
+    """
+    with open(path, "rb") as file:
+        head = file.read(8)
+    if head[:4] == b"\x89CNX" or os.fspath(path).lower().endswith(".conx"):
+        return _inspect_conx(path)
+    try:
+        from conx.graph.inspect_onnx import onnx_facts
+    except ImportError as e:
+        raise UnsupportedError(f'{os.fspath(path)}: reading .onnx files needs {e.name}: pip install "conx-onnx[pack]"') from None
+    facts = onnx_facts(path)
+    facts["tensors"] = tuple(TensorInfo(**t) for t in facts["tensors"])
+    return ModelInfo(**facts)
+
+
+def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
+    with Reader(path) as reader:
+        index = reader.index
+        stored = stored_sizes(reader)
+        errors = _map(index.metadata.get("errors"))
+        model = _map(index.metadata.get("model"))
+        uses = Counter(b.tensor for b in (*index.source.holes, *index.source.externals))
+        tensors = tuple(
+            TensorInfo(
+                name=t.name,
+                dtype=t.dtype.label,
+                shape=t.shape,
+                codec=_codec_label(t),
+                bytes=t.nbytes,
+                stored=size,
+                uses=uses[i],
+                error=_number(_map(errors.get(t.name or str(i))).get("rms")),
+            )
+            for i, (t, size) in enumerate(zip(index.tensors, stored, strict=True))
+        )
+        by_codec = _sums((t.codec, t.stored) for t in tensors)
+        by_codec["graphs"] = sum(_part(reader, stream) for stream in {g.stream for g in index.graphs})
+        by_codec["index"] = reader.header.file_size - sum(by_codec.values())
+        return ModelInfo(
+            path=os.fspath(path),
+            format="conx",
+            file_bytes=reader.header.file_size,
+            source_bytes=int(_number(model.get("bytes"))),
+            parameters=int(_number(model.get("parameters"))),
+            unique_parameters=int(_number(model.get("unique_parameters"))),
+            lossless=index.metadata.get("lossless") is True,
+            precisions=tuple(sorted(p for g in index.graphs for p in g.precisions)),
+            memory={
+                p: sum({(b.tensor, b.perm): b.nbytes_of(index.tensors[b.tensor]) for b in (*g.holes, *g.externals)}.values())
+                for g in index.graphs
+                for p in g.precisions
+            },
+            by_dtype=_sums((t.dtype, t.bytes) for t in tensors),
+            by_codec=by_codec,
+            graph={k: v for k, v in model.items() if k not in ("parameters", "unique_parameters", "bytes")},
+            tensors=tensors,
+            producer=str(index.metadata.get("producer", "")),
+            content_id=reader.content_id.hex(),
+            file_id=reader.file_id.hex(),
+        )
+
+
+def stored_sizes(reader: Reader) -> list[int]:
+    """Bytes that each tensor takes in the file: its chunks, and its part of those it shares."""
+    return [round(sum(_tensor_parts(reader, tensor))) for tensor in reader.index.tensors]
+
+
+def _tensor_parts(reader: Reader, tensor: Tensor) -> list[float]:
+    parts: list[float] = [_part(reader, stream) for stream in tensor.side]
+    if tensor.segments <= 1:
+        return parts + [_part(reader, stream) for stream in tensor.streams]
+    width = len(tensor.streams)
+    if width:
+        first = tensor.streams[0].chunk
+        parts += [reader.row(c).stored for c in range(first, first + width * tensor.segments)]
+    return parts
+
+
+def _part(reader: Reader, stream: Stream) -> int:
+    """Stored bytes of a stream: whole chunks, and of a shared one the part that it uses."""
+    total = 0.0
+    chunk, begin, missing = stream.chunk, stream.offset, stream.size
+    while missing:
+        row = reader.row(chunk)
+        used = min(row.raw - begin, missing)
+        total += row.stored * used / row.raw
+        chunk, begin, missing = chunk + 1, 0, missing - used
+    return round(total)
+
+
+def _codec_label(tensor: Tensor) -> str:
+    """The codec with what tells most about it: `linear int8`, `planes as bfloat16`."""
+    params = tensor.params
+    if tensor.codec == "linear":
+        return f"linear {params.get('code')}"
+    if tensor.codec == "planes" and "stored" in params:
+        return f"planes as {params['stored']}"
+    return tensor.codec
+
+
+def _sums(pairs: Any) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for key, value in pairs:
+        found[key] += value
+    return dict(sorted(found.items()))
+
+
+def _map(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

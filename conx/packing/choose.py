@@ -1,0 +1,187 @@
+"""How one tensor is stored: the candidates that its values and the user's rule allow, and the smallest of them.
+
+Sizes are compared by coding samples (whole small tensors, else some segments) with the same zstd settings that the writer
+uses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conx.codecs.base import Codec, Encoded, TensorMeta
+from conx.codecs.convert import convert
+from conx.codecs.exact import NARROWER, narrowed
+from conx.codecs.fill import Fill
+from conx.codecs.linear import Linear
+from conx.codecs.palette import Palette
+from conx.codecs.planes import Planes
+from conx.codecs.raw import Raw
+from conx.container.candidates import choose as choose_parameters
+from conx.container.candidates import compress
+from conx.container.limits import SEGMENT
+from conx.dtypes import DType
+from conx.graph.uses import ChannelAxis
+from conx.quantize.grid import Grid, fit_grid
+from conx.quantize.palette import Palette as FittedPalette
+from conx.quantize.palette import exact_palette, fit_palette
+from conx.quantize.rules import Rule
+
+__all__ = ["MIN_CODED", "Choice", "choose"]
+
+MIN_CODED = 1024  # elements; smaller tensors are not worth any error
+SAMPLES = 3  # segments looked at when sizes are compared
+LOOSE = 1.02  # a lossless form that is no more than this much larger than a lossy one is preferred
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tensor ready to be stored. `lossless` tells whether it decodes to the same bits."""
+
+    encoded: Encoded
+    lossless: bool
+
+
+def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: Sequence[ChannelAxis]) -> Choice:
+    """Decide how a tensor is stored.
+
+    Args:
+        data: the values, flat, in the storage type of `dtype`.
+        shape: dims.
+        dtype: element type.
+        rule: what the user wants; applies only where `axes` says that the tensor is a weight that may be coded.
+        axes: where the output channels lie, one for each kind of use; empty: lossless.
+    """
+    meta = TensorMeta(shape, dtype)
+    exact = _exact(data, meta)
+    if len(exact) == 1 and isinstance(exact[0].codec, Fill):
+        return Choice(exact[0], True)
+    coded = _coded(data, meta, rule, axes)
+    if coded is None:
+        return Choice(_smallest(exact, meta), True)
+    best = _smallest(exact, meta) if any(isinstance(e.codec, Palette) for e in exact) else None
+    if best is not None and _size(best, meta) <= LOOSE * _size(coded, meta):
+        return Choice(best, True)
+    if best is None and _size(coded, meta) >= _size(exact[0], meta):
+        return Choice(_smallest(exact, meta), True)
+    return Choice(coded, False)
+
+
+def _exact(data: Array, meta: TensorMeta) -> list[Encoded]:
+    """The ways of storing the values bit for bit that can be of use."""
+    if meta.count and meta.dtype.bits >= 8 and _all_equal(data):
+        return [Encoded(Fill(), (data[:1].tobytes(),), data)]
+    found = [Encoded(Raw(), (), data)]
+    if meta.dtype.bits >= 8 and meta.dtype.bits <= 64:
+        palette = exact_palette(data)
+        if palette is not None:
+            found.append(_palette(palette, None, None))
+    if meta.dtype.is_float and meta.dtype.bits >= 8:
+        planes = _planes(data, meta.dtype)
+        found = [planes, *found] if meta.dtype.bits >= 16 else [*found, planes]
+    return found
+
+
+def _planes(data: Array, dtype: DType) -> Encoded:
+    for stored in NARROWER.get(dtype, ()):
+        narrow = narrowed(data, dtype, stored)
+        if narrow is not None:
+            return Encoded(Planes(stored=stored), (), narrow)
+    return Encoded(Planes(), (), data)
+
+
+def _all_equal(data: Array) -> bool:
+    words = data.view(np.uint8).reshape(data.size, data.dtype.itemsize)
+    step = max(1, data.size // 64)
+    return bool((words[::step] == words[0]).all() and (words == words[0]).all())
+
+
+def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Sequence[ChannelAxis]) -> Encoded | None:
+    """The tensor on a grid or palette, or None where that is not asked for or not possible."""
+    if rule.lossless or not axes or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
+        return None
+    values = np.empty(meta.count, np.float32)
+    convert(data, meta.dtype, DType.FLOAT32, values)
+    if not np.isfinite(values).all():
+        return None
+    if rule.palette is not None:
+        return _fitted_palette(values, meta, rule, axes[0])
+    grids = [_grid(values.reshape(meta.shape), axis, rule) for axis in dict.fromkeys(axes)]
+    return min((_packed(grid, meta) for grid in grids), key=lambda e: _size(e, meta)) if grids else None
+
+
+def _grid(values: npt.NDArray[np.float32], place: ChannelAxis, rule: Rule) -> Grid:
+    axis, block = place.axis, None
+    if rule.block_size is not None:
+        axis = _summed_axis(values.shape, place)
+        block = min(rule.block_size, values.shape[axis])
+    elif place.rows:
+        block = values.shape[axis]
+    return fit_grid(values, axis, block, rule.bits)
+
+
+def _summed_axis(shape: tuple[int, ...], place: ChannelAxis) -> int:
+    """The axis along which blocks run: the longest one that is not the output channels'."""
+    if place.rows:
+        return place.axis
+    return max((i for i in range(len(shape)) if i != place.axis), key=lambda i: (shape[i], i))
+
+
+def _packed(grid: Grid, meta: TensorMeta) -> Encoded:
+    """The grid's codes, one, two or four to a byte, whichever is smallest."""
+    codecs = [Linear(axis=grid.axis, block=grid.block, base=grid.base, pack=pack) for pack in (1, 2, 4)]
+    side = codecs[0].make_side(grid.scales if grid.log_codes is None else grid.log_codes)
+    tried = [Encoded(codec, side, grid.codes) for codec in codecs]
+    return min(tried, key=lambda e: _size(e, meta))
+
+
+def _palette(palette: FittedPalette, axis: int | None, group: int | None) -> Encoded:
+    pack = next(p for p in (8, 4, 2, 1) if palette.entries <= 1 << (8 // p))
+    codec = Palette(entries=palette.entries, axis=axis, group=group, pack=pack)
+    return Encoded(codec, (palette.values.tobytes(),), palette.indices)
+
+
+def _fitted_palette(values: npt.NDArray[np.float32], meta: TensorMeta, rule: Rule, place: ChannelAxis) -> Encoded:
+    assert rule.palette is not None
+    axis = group_of = None
+    if rule.group is not None and not place.rows:
+        axis = place.axis
+        channel = np.arange(meta.shape[axis]) // rule.group
+        index = [1] * len(meta.shape)
+        index[axis] = -1
+        group_of = np.broadcast_to(channel.reshape(index), meta.shape).reshape(-1)
+    fitted = fit_palette(values, rule.palette, group_of)
+    stored = np.empty(fitted.values.size, meta.dtype.storage)
+    convert(fitted.values.reshape(-1), DType.FLOAT32, meta.dtype, stored)
+    return _palette(replace(fitted, values=stored.reshape(fitted.values.shape)), axis, rule.group if axis is not None else None)
+
+
+def _smallest(candidates: Sequence[Encoded], meta: TensorMeta) -> Encoded:
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda e: _size(e, meta))
+
+
+def _size(encoded: Encoded, meta: TensorMeta) -> float:
+    """Bytes that the tensor will take, estimated from samples of its segments."""
+    codec: Codec = encoded.codec
+    count = meta.count
+    if not codec.stream_names(meta):
+        return sum(map(len, encoded.side))
+    starts = range(0, count, SEGMENT)
+    picked = starts if len(starts) <= SAMPLES else [starts[i * (len(starts) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+    seen = 0
+    segments = []
+    for start in picked:
+        stop = min(start + SEGMENT, count)
+        first, last = (start, stop) if meta.dtype.bits >= 8 else (meta.dtype.nbytes(start), meta.dtype.nbytes(stop))
+        segments.append(codec.encode(encoded.data[first:last], meta))
+        seen += stop - start
+    total = 0
+    for streams in zip(*segments, strict=True):
+        parameters = choose_parameters(streams)
+        total += sum(len(compress(stream, parameters)) for stream in streams)
+    side = sum(len(compress(s, choose_parameters([s]))) for s in encoded.side)
+    return total * (count / max(1, seen)) + side

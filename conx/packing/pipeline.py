@@ -1,0 +1,243 @@
+"""`conx.pack`: read, find ties, decide, encode, write, verify, rename.
+
+Everything that needs judgement happens here, so that loading is a table look-up. Weights are read one by one; what is in
+memory at any time are the tensors being worked on, and the segments being compressed.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+from conx._version import __version__
+from conx.checking import verify_tensors
+from conx.codecs import pack_params
+from conx.codecs.base import Encoded, TensorMeta
+from conx.container.limits import SEGMENT
+from conx.container.reader import Reader
+from conx.container.records import RUN, SOURCE, External, Graph, Hole, Stream, Tensor
+from conx.container.writer import Writer
+from conx.errors import ConxError, ModelError
+from conx.graph.facts import graph_facts, is_quantized, parameter_count
+from conx.graph.read import SourceModel, Weight, read_model
+from conx.graph.skeleton import MESSAGE_MAX, Skeleton, run_skeleton, source_skeleton
+from conx.graph.ties import Tie, find_ties
+from conx.graph.uses import ChannelAxis, channel_axes, weight_uses
+from conx.packing.choose import Choice, choose
+from conx.packing.lookahead import ordered_map
+from conx.packing.measure import WeightError, decode_encoded, weight_error
+from conx.packing.report import PackReport, make_report
+from conx.packing.settings import Settings, make_settings
+from conx.quantize.rules import Rule
+from conx.runtime.decode import default_threads
+
+__all__ = ["pack"]
+
+Progress = Callable[[int, int], None]
+IN_FLIGHT = 1 << 28  # bytes of weights that are worked on at once, beyond the one that is needed next
+
+
+def pack(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    lossless: bool = False,
+    bits: int | None = None,
+    block_size: int | None = None,
+    palette: int | None = None,
+    keep: Sequence[str] = (),
+    overrides: Mapping[str, str | Rule] | Sequence[tuple[str, str | Rule]] = (),
+    threads: int | None = None,
+    progress: Progress | None = None,
+    external_above: int = MESSAGE_MAX,
+) -> PackReport:
+    """Pack an ONNX model into a .conx file.
+
+    Float matrices, kernels and embeddings of at least 1,024 elements become int8 codes with a scale for each output
+    channel; everything else is stored bit for bit.
+
+    Args:
+        model: path of the .onnx; its external data is found beside it.
+        output: path of the .conx; default: the model's with the suffix .conx.
+        lossless: every weight bit for bit.
+        bits: 8 (default) to 2; fewer bits, smaller file, larger error.
+        block_size: a scale for each run of so many weights along the axis that is summed over.
+        palette: bits of an index (1 to 8) into a palette fitted to each tensor, instead of a grid.
+        keep: patterns (as in fnmatch) of names of weights to store bit for bit.
+        overrides: pattern to rule, in order; a rule is `lossless` or like `bits:4,block:64` or `palette:4,group:16`.
+        threads: threads for coding; default: one for each core. The file does not depend on it.
+        progress: called as progress(done, total) with bytes of weights read; each is read twice.
+        external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
+
+    Raises:
+        ModelError: the model is damaged, or its external data is not there.
+        ValueError: settings that exclude each other, or a pattern that no weight matches.
+    """
+    settings = make_settings(lossless, bits, block_size, palette, keep, overrides, external_above)
+    source_path = Path(model)
+    target = Path(output) if output is not None else source_path.with_suffix(".conx")
+    if target.exists() and source_path.exists() and target.samefile(source_path):
+        raise ValueError(f"{target}: is the model itself; name another output")
+    with read_model(source_path) as source:
+        return _Packing(source, target, settings, threads or default_threads(), progress).run()
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What became of a stored weight, before its streams are written."""
+
+    weight: Weight
+    choice: Choice
+    sha256: bytes
+    error: WeightError | None
+
+
+class _Packing:
+    def __init__(self, source: SourceModel, target: Path, settings: Settings, threads: int, progress: Progress | None) -> None:
+        self.source, self.target, self.settings, self.threads = source, target, settings, threads
+        self.total = 2 * sum(w.nbytes for w in source.weights)
+        self.done = 0
+        self.progress = progress
+
+    def run(self) -> PackReport:
+        begun = time.perf_counter()
+        unmatched = self.settings.rules.unmatched(self._names())
+        if unmatched:
+            raise ValueError(f"no weight of {self.source.path} is named like {unmatched[0]!r}; `conx info` lists them")
+        self.ties = find_ties(self.source.weights, self._advance)
+        self.axes = _stored_axes(self.source, self.ties)
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool, Writer(self.target, pool) as writer:
+            places = {t.stored: i for i, t in enumerate(t for n, t in enumerate(self.ties) if t.stored == n)}
+            stored = [w for w in self.source.weights if w.number in places]
+            tensors = []
+            errors = []
+            for one in ordered_map(pool, self._decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
+                tensors.append(_write(writer, one))
+                errors.append(one.error)
+            graphs = self._write_graphs(writer, places)
+            features = sorted({"draft-1"} | {f"codec:{t.codec}" for t in tensors})
+            writer.finish(features, graphs, tensors, self._metadata(tensors, errors), self._verify)
+        return make_report(self.source.path, self.target, time.perf_counter() - begun)
+
+    def _names(self) -> list[str]:
+        return [w.name for w in self.source.weights]
+
+    def _advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def _decide(self, weight: Weight) -> _Stored:
+        """Code one weight; runs on a worker thread."""
+        tied = [w.name for w, t in zip(self.source.weights, self.ties, strict=True) if t.stored == weight.number]
+        rule = self.settings.rules.of(tied)
+        axes = self.axes[weight.number]
+        if not axes and self.settings.rules.asked(tied) and len(weight.shape) > 1:
+            axes = [ChannelAxis(i) for i in range(len(weight.shape))]
+        try:
+            data = weight.read()
+            choice = choose(data, weight.shape, weight.dtype, rule, axes)
+        except ConxError as e:
+            raise ModelError(f"{self.source.path}: tensor {weight.name!r}: {e}") from None
+        if choice.lossless:
+            return _Stored(weight, choice, self.ties[weight.number].sha256, None)
+        decoded = decode_encoded(choice.encoded, TensorMeta(weight.shape, weight.dtype))
+        return _Stored(weight, choice, hashlib.sha256(decoded).digest(), weight_error(data, decoded, weight.dtype))
+
+    def _write_graphs(self, writer: Writer, places: dict[int, int]) -> list[Graph]:
+        source = source_skeleton(self.source, self.settings.external_above)
+        run = run_skeleton(self.source)
+        source_stream = writer.add_graph(source.message)
+        same = run.message == source.message
+        run_stream = source_stream if same else writer.add_graph(run.message)
+        precisions = ("original",) if is_quantized(self.source) else ("fp32", "original")
+        return [
+            self._graph(SOURCE, (), source, source_stream, places),
+            self._graph(RUN, precisions, run, run_stream, places),
+        ]
+
+    def _graph(self, role: str, precisions: tuple[str, ...], skeleton: Skeleton, stream: Stream, places: dict[int, int]) -> Graph:
+        holes = tuple(Hole(at=at, **self._binding(number, places)) for at, number in skeleton.holes)
+        externals = tuple(
+            External(location=e.location, name=e.name, repacked=e.repacked, **self._binding(e.weight, places))
+            for e in skeleton.externals
+        )
+        return Graph(role, precisions, stream, skeleton.sha256, holes, externals)
+
+    def _binding(self, number: int, places: dict[int, int]) -> dict[str, Any]:
+        tie = self.ties[number]
+        shape = self.source.weights[number].shape
+        stored = self.source.weights[tie.stored].shape
+        seen = stored if tie.perm is None else tuple(stored[i] for i in tie.perm)
+        return {"tensor": places[tie.stored], "perm": tie.perm, "shape": None if shape == seen else shape}
+
+    def _metadata(self, tensors: list[Tensor], errors: list[WeightError | None]) -> dict[str, Any]:
+        measured = {t.name or str(i): e.to_map() for i, (t, e) in enumerate(zip(tensors, errors, strict=True)) if e is not None}
+        unique = {t.stored for t in self.ties}
+        facts = graph_facts(self.source)
+        facts["parameters"] = parameter_count(self.source)
+        repeated = sum(w.count for w in self.source.weights if w.number not in unique and w.dtype.is_float)
+        facts["unique_parameters"] = facts["parameters"] - repeated
+        facts["bytes"] = self.source.size
+        return {
+            "errors": measured,
+            "lossless": all(e is None for e in errors),
+            "model": facts,
+            "producer": f"conx {__version__}",
+            "settings": self.settings.to_map(),
+        }
+
+    def _verify(self, path: Path) -> None:
+        """Reopen what was written: every chunk's hash, and every tensor decoded."""
+        with Reader(path) as reader:
+            verify_tensors(reader, self.threads)
+        self._advance(0)
+
+
+def _write(writer: Writer, one: _Stored) -> Tensor:
+    weight, encoded = one.weight, one.choice.encoded
+    meta = TensorMeta(weight.shape, weight.dtype)
+    codec_id, params = pack_params(encoded.codec, meta)
+    names = [f"{codec_id}.{name}" for name in encoded.codec.stream_names(meta)]
+    side = tuple(writer.add_stream(data, f"{codec_id}.side{i}") for i, data in enumerate(encoded.side))
+    segments = (_segment(encoded, meta, start) for start in range(0, meta.count, SEGMENT))
+    streams = writer.add_segments(names, segments) if names else ()
+    return Tensor(weight.name, weight.shape, weight.dtype, codec_id, params, side, streams, one.sha256)
+
+
+def _segment(encoded: Encoded, meta: TensorMeta, start: int) -> list[bytes]:
+    stop = min(start + SEGMENT, meta.count)
+    if encoded.data.size != meta.count:  # types smaller than a byte
+        start, stop = meta.dtype.nbytes(start), meta.dtype.nbytes(stop)
+    return encoded.codec.encode(encoded.data[start:stop], meta)
+
+
+def _stored_axes(source: SourceModel, ties: list[Tie]) -> list[list[ChannelAxis]]:
+    """The channel axes of each stored weight, those of its ties included."""
+    found: list[list[ChannelAxis]] = [[] for _ in source.weights]
+    for weight, tie, uses in zip(source.weights, ties, weight_uses(source), strict=True):
+        for use in uses:
+            place = channel_axes(use, weight.shape)
+            mapped = place and _mapped(place, weight.shape, tie.perm, source.weights[tie.stored].shape)
+            if mapped and mapped not in found[tie.stored]:
+                found[tie.stored].append(mapped)
+    return found
+
+
+def _mapped(
+    place: ChannelAxis, shape: tuple[int, ...], perm: tuple[int, ...] | None, stored: tuple[int, ...]
+) -> ChannelAxis | None:
+    """`place`, an axis of a tied weight of dims `shape`, as an axis of the stored one. Dims of 1 may come and go."""
+    order = perm or tuple(range(len(stored)))
+    longer = [i for i in order if stored[i] != 1]
+    mine = [i for i, d in enumerate(shape) if d != 1]
+    if [stored[i] for i in longer] != [shape[i] for i in mine] or place.axis not in mine:
+        return place if perm is None and shape == stored else None
+    return ChannelAxis(longer[mine.index(place.axis)], place.rows)
+
+

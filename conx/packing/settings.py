@@ -1,0 +1,59 @@
+"""The settings of `conx.pack`, checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conx.quantize.rules import Rule, Rules, parse_rule
+
+__all__ = ["Settings", "make_settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to do. `rules` say how tensors are coded; `external_above` is the size from which a model's own
+    graph keeps its weights outside of the message (protobuf's limit; tests lower it)."""
+
+    rules: Rules
+    lossless: bool
+    external_above: int
+
+    def to_map(self) -> dict[str, Any]:
+        """For the file's metadata."""
+        rule = self.rules.default
+        found: dict[str, Any] = {"lossless": self.lossless}
+        if not self.lossless:
+            found |= {"bits": rule.bits}
+            found |= {k: v for k in ("block_size", "palette", "group") if (v := getattr(rule, k)) is not None}
+        if self.rules.by_name:
+            found["by_name"] = [[pattern, repr(rule)] for pattern, rule in self.rules.by_name]
+        return found
+
+
+def make_settings(
+    lossless: bool,
+    bits: int | None,
+    block_size: int | None,
+    palette: int | None,
+    keep: Sequence[str],
+    overrides: Mapping[str, str | Rule] | Sequence[tuple[str, str | Rule]],
+    external_above: int,
+) -> Settings:
+    """Settings from the arguments of `conx.pack`.
+
+    Raises:
+        ValueError: arguments that exclude each other or are out of range, by name.
+    """
+    given = {"bits": bits, "block_size": block_size, "palette": palette}
+    named = [name for name, value in given.items() if value is not None]
+    if lossless and named:
+        raise ValueError(f"lossless and {named[0]} exclude each other")
+    if palette is not None and (bits is not None or block_size is not None):
+        raise ValueError("palette replaces the grid: it goes with neither bits nor block_size")
+    if isinstance(keep, str):
+        raise ValueError("keep takes a list of name patterns, not one string")
+    default = Rule(lossless=lossless, bits=8 if bits is None else bits, block_size=block_size, palette=palette)
+    pairs = list(overrides.items()) if isinstance(overrides, Mapping) else list(overrides)
+    by_name = [(pattern, Rule(lossless=True)) for pattern in keep]
+    by_name += [(pattern, rule if isinstance(rule, Rule) else parse_rule(rule)) for pattern, rule in pairs]
+    return Settings(Rules(default, tuple(by_name)), lossless, external_above)

@@ -1,0 +1,191 @@
+"""Decode stored tensors into the buffers that a graph wants, segment by segment, on several threads.
+
+Every segment decodes alone and straight into its slice of the final buffer. Where a graph wants the axes in another order
+than they are stored, the segment goes through a scratch buffer and is scattered.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conx.codecs import codec_from
+from conx.codecs.base import TensorMeta
+from conx.container.reader import Reader
+from conx.container.records import Binding, Graph, Tensor
+from conx.dtypes import DType
+from conx.errors import ConxError, FormatError
+
+__all__ = ["Progress", "decode_all", "decode_tensor", "default_threads", "fill_holes"]
+
+Array = npt.NDArray[Any]
+Progress = Callable[[int, int], None]
+"""`progress(done, total)`: bytes decoded so far, and in all."""
+
+FLOAT_TARGETS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One segment into one buffer."""
+
+    run: Callable[[int], None]
+    segment: int
+    nbytes: int
+
+
+def default_threads() -> int:
+    """Threads for decoding: the cores that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, 16))
+
+
+def decode_tensor(reader: Reader, tensor: Tensor, threads: int = 1) -> Array:
+    """A tensor's values, flat in the row-major order of its shape, in the storage type of its own element type."""
+    return decode_all(reader, [Binding(tensor=reader.index.tensors.index(tensor))], threads)[0]
+
+
+def decode_all(
+    reader: Reader, bindings: Sequence[Binding], threads: int | None = None, progress: Progress | None = None
+) -> list[Array]:
+    """The values of each binding, flat, in the storage type that it asks for.
+
+    Bindings that want the same bytes get the same array.
+
+    Raises:
+        FormatError, IntegrityError: the file is damaged; the message names the tensor.
+    """
+    buffers: dict[tuple[int, DType, tuple[int, ...] | None], Array] = {}
+    jobs: list[_Job] = []
+    keys = []
+    for binding in bindings:
+        tensor = reader.index.tensors[binding.tensor]
+        target = binding.dtype_of(tensor)
+        perm = binding.perm if binding.perm != tuple(range(len(tensor.shape))) else None
+        key = (binding.tensor, target, perm)
+        keys.append(key)
+        if key not in buffers:
+            count = tensor.count if target.bits >= 8 else target.nbytes(tensor.count)
+            buffers[key] = np.empty(count, target.storage)
+            jobs += _jobs(reader, tensor, target, perm, buffers[key])
+    _run(jobs, default_threads() if threads is None else threads, progress)
+    return [buffers[key] for key in keys]
+
+
+def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> bytes:
+    """The graph's complete message, its holes filled."""
+    skeleton = reader.graph(graph)
+    if not graph.holes:
+        return skeleton
+    arrays = decode_all(reader, graph.holes, threads)
+    pieces: list[Any] = []
+    at = 0
+    for hole, array in zip(graph.holes, arrays, strict=True):
+        pieces += [skeleton[at : hole.at], memoryview(array).cast("B")]
+        at = hole.at
+    return b"".join([*pieces, skeleton[at:]])
+
+
+def _jobs(reader: Reader, tensor: Tensor, target: DType, perm: tuple[int, ...] | None, out: Array) -> Iterable[_Job]:
+    meta = TensorMeta(tensor.stored_shape, tensor.dtype)
+    label = f"tensor {tensor.name!r}"
+    if target is not tensor.dtype and not (tensor.dtype.is_float and target in FLOAT_TARGETS):
+        raise FormatError(f"{label}: {tensor.dtype.label} cannot be decoded to {target.label}")
+    view = _stored_view(tensor, perm, out, label)
+    try:
+        codec = codec_from(tensor.codec, tensor.params, meta)
+        names = codec.stream_names(meta)
+        if len(names) != len(tensor.streams):
+            raise FormatError(f"{len(tensor.streams)} main streams, the codec {tensor.codec!r} has {len(names)}")
+        sizes = codec.side_sizes(meta)
+        given = tuple(stream.size for stream in tensor.side)
+        if given != sizes:
+            raise FormatError(f"side streams of {given} bytes, the codec {tensor.codec!r} needs {sizes}")
+        decoder = codec.decoder(meta, reader.side(tensor), target)
+    except ConxError as e:
+        raise type(e)(f"{label}: {e}") from None
+
+    def run(i: int) -> None:
+        start, stop = tensor.segment_range(i)
+        try:
+            streams = reader.segment(tensor, i)
+            if view is None:
+                first, last = (start, stop) if target.bits >= 8 else (target.nbytes(start), target.nbytes(stop))
+                decoder(start, stop - start, streams, out[first:last])
+            else:
+                scratch = np.empty(stop - start, target.storage)
+                decoder(start, stop - start, streams, scratch)
+                _scatter(view, start, scratch)
+        except ConxError as e:
+            raise type(e)(f"{label}, segment {i}: {e}") from None
+
+    nbytes = [target.nbytes(stop - start) for start, stop in map(tensor.segment_range, range(tensor.segments))]
+    return [_Job(run, i, n) for i, n in enumerate(nbytes)]
+
+
+def _stored_view(tensor: Tensor, perm: tuple[int, ...] | None, out: Array, label: str) -> Array | None:
+    """`out` seen with its axes in stored order, or None where that is the order wanted."""
+    rank = len(tensor.shape)
+    wanted = perm or tuple(range(rank))
+    order = tensor.order or tuple(range(rank))
+    if wanted == order:
+        return None
+    if tensor.dtype.bits < 8:
+        raise FormatError(f"{label}: axes of {tensor.dtype.label}, which is smaller than a byte, cannot be exchanged")
+    shaped = out.reshape([tensor.shape[axis] for axis in wanted])
+    return shaped.transpose([wanted.index(axis) for axis in order])
+
+
+def _scatter(view: Array, start: int, values: Array) -> None:
+    """Put `values` at flat positions start … of `view` (any strides)."""
+    if view.ndim == 1:
+        view[start : start + values.size] = values
+        return
+    row = math.prod(view.shape[1:])
+    first, inside = divmod(start, row)
+    done = 0
+    if inside:
+        done = min(row - inside, values.size)
+        _scatter(view[first], inside, values[:done])
+        first += 1
+    rows = (values.size - done) // row
+    view[first : first + rows] = values[done : done + rows * row].reshape(rows, *view.shape[1:])
+    done += rows * row
+    if done < values.size:
+        _scatter(view[first + rows], 0, values[done:])
+
+
+def _run(jobs: list[_Job], threads: int, progress: Progress | None) -> None:
+    total = sum(job.nbytes for job in jobs)
+    done = 0
+
+    def finished(job: _Job) -> None:
+        nonlocal done
+        done += job.nbytes
+        if progress is not None:
+            progress(done, total)
+
+    if threads <= 1 or len(jobs) < 2:
+        for job in jobs:
+            job.run(job.segment)
+            finished(job)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="conx-decode") as pool:
+        running: dict[Future[None], _Job] = {pool.submit(job.run, job.segment): job for job in jobs}
+        try:
+            if progress is None:
+                finished_now, _ = wait(running, return_when=FIRST_EXCEPTION)
+                for future in finished_now:
+                    future.result()
+            else:
+                for future, job in running.items():
+                    future.result()
+                    finished(job)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
