@@ -28,7 +28,7 @@ Run: TypeAlias = Callable[[Feed], Outputs]
 
 
 # Seeds of the three draws from any data, so that nothing is scored on what it was fitted to.
-CALIBRATION, COMPARISON, SCORING = range(3)
+SCORING, CALIBRATION, COMPARISON = range(3)
 
 
 class InputSpec(Protocol):

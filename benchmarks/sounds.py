@@ -31,7 +31,7 @@ _RATE = 16000  # Hz
 _WORDS = (  # English in the International Phonetic Alphabet, as eSpeak writes it
     "həlˈoʊ wˈɜːld ðə kwˈɪk bɹˈaʊn fˈɑːks dʒˈʌmps ˌoʊvɚ lˈeɪzi dˈɑːɡ ʃiː sˈɛlz sˈiːʃɛlz baɪ sˈiːʃoːɹ haʊ mˈʌtʃ dˈʌz "
     "ɪt kˈɔst ɐ ɹˈeɪnboʊ ɪz mˌiːtɪɹəlˈɑːdʒɪkəl fɪnˈɑːmɪnən wˈʌn tˈuː θɹˈiː fˈoːɹ fˈaɪv wˈɔːɾɚ pˈiːpəl"
-).split()
+)
 _SILERO_STATE = {"state": 128, "h": 64, "c": 64}
 
 
@@ -162,8 +162,8 @@ def log_spectrum_distance(want: Array, got: Array, window: int = 1024) -> float:
 
 
 def _phrases(count: int, seed: int) -> list[str]:
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(_WORDS, k=draw.randint(2, 8))) + draw.choice(".?!") for _ in range(count)]
+    draw, words = random.Random(seed), _WORDS.split()
+    return [" ".join(draw.choices(words, k=draw.randint(2, 8))) + draw.choice(".?!") for _ in range(count)]
 
 
 def _spectrum(sound: Array, window: int) -> NDArray[np.float64]:

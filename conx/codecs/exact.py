@@ -49,15 +49,16 @@ def narrowed(values: Array, dtype: DType, stored: DType) -> Array | None:
 
 
 def widen(values: Array, stored: DType, dtype: DType, out: Array) -> None:
-    """The inverse of `narrowed`: fills `out`, of `dtype`, from `values`, of `stored`. The caller silences warnings."""
-    if dtype is DType.FLOAT32:
-        widen_to_float32(values, stored, out)
-        return
-    if stored is not DType.FLOAT32:
-        single = np.empty(values.size, "<f4")
-        widen_to_float32(values, stored, single)
-        values = single
-    np.copyto(out, values)
+    """The inverse of `narrowed`: fills `out`, of `dtype`, from `values`, of `stored`."""
+    with np.errstate(all="ignore"):
+        if dtype is DType.FLOAT32:
+            widen_to_float32(values, stored, out)
+            return
+        if stored is not DType.FLOAT32:
+            single = np.empty(values.size, "<f4")
+            widen_to_float32(values, stored, single)
+            values = single
+        np.copyto(out, values)
     _move_nans(values, DType.FLOAT32, out, DType.FLOAT64)
 
 

@@ -80,11 +80,8 @@ class Planes:
                 part = out[at : at + BLOCK]
                 block = values[: part.size]
                 _join([plane[at : at + BLOCK] for plane in planes], block.view(f"<u{width}"))
-                if target is meta.dtype:
-                    with np.errstate(all="ignore"):
-                        widen(block, stored, target, part)
-                else:
-                    convert(block, stored, target, part)
+                change = widen if target is meta.dtype else convert
+                change(block, stored, target, part)
 
         return decode
 

@@ -73,14 +73,13 @@ def unpack_codes(streams: Sequence[Buffer], count: int, center: int, pack: int, 
         FormatError: the streams' number, sizes or unused bits do not fit.
     """
     arrays = byte_streams("linear", _NAMES[pack], streams, stream_sizes(count, pack))
-    _unpack(arrays, center % 256, pack, out.view(np.uint8))
+    _unpack(arrays, _NAMES[pack], center % 256, pack, out.view(np.uint8))
 
 
-def _unpack(arrays: Sequence[Bytes], center: int, pack: int, out: Bytes) -> None:
+def _unpack(arrays: Sequence[Bytes], names: Sequence[str], center: int, pack: int, out: Bytes) -> None:
     needed = -(-out.size // pack)
     if arrays[0].size != needed:
-        name = _NAMES[pack][0]
-        raise FormatError(f"linear: stream '{name}' has {arrays[0].size} bytes, but {out.size} codes need {needed}")
+        raise FormatError(f"linear: stream '{names[0]}' has {arrays[0].size} bytes, but {out.size} codes need {needed}")
     if pack == 1:
         np.add(arrays[0], np.uint8(center), out=out)
         return
@@ -89,7 +88,7 @@ def _unpack(arrays: Sequence[Bytes], center: int, pack: int, out: Bytes) -> None
     any_escaped = out.size > 0 and int(out.max()) == _ESCAPE[pack]
     where = np.flatnonzero(out == _ESCAPE[pack]) if any_escaped else np.empty(0, np.intp)
     escaped = np.empty(where.size, np.uint8)
-    _unpack(arrays[1:], center, pack // 2, escaped)
+    _unpack(arrays[1:], names[1:], center, pack // 2, escaped)
     np.add(out, np.uint8((center - _BIAS[pack]) % 256), out=out)
     if any_escaped:
         out[where] = escaped

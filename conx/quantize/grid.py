@@ -1,9 +1,10 @@
 """Codes on a uniform grid: scales from the largest magnitude, codes by rounding.
 
 `code = clip(rint(w / scale))` in float32, with a scale for each channel or block. With 8 bits the scale is
-max|w| / 127. Fewer bits waste most of the grid on the largest value; there the scale is the one of some candidates with the
-smallest squared error (clipping search as in Banner et al., "Post training 4-bit quantization", NeurIPS 2019, section 3,
-by trial instead of by formula).
+max|w| / 127, but not finer than 1/32 of the root mean square: codes are entropy-coded, so a finer step costs bits, and in
+channels without large values it would buy less error than all others have. Fewer bits waste most of the grid on the
+largest value; there the scale is the one of some candidates with the smallest squared error (clipping search as in Banner et
+al., "Post training 4-bit quantization", NeurIPS 2019, section 3, by trial instead of by formula).
 
 Scales are kept as one base and a logarithmic byte each (an eighth of an octave a step, rounded up so that the largest
 value still fits), which costs no measurable error and a quarter of the bytes.
@@ -22,6 +23,7 @@ __all__ = ["Grid", "fit_grid"]
 F32 = npt.NDArray[np.float32]
 SLAB = 1 << 20  # elements worked on at once
 SMALLEST = np.float32(2.0**-149)
+FINEST = 32  # steps in a root mean square
 CLIPS = (1.0, 0.92, 0.85, 0.78, 0.7, 0.62, 0.54, 0.46)
 
 
@@ -50,7 +52,9 @@ def fit_grid(values: F32, axis: int | None, block: int | None, bits: int) -> Gri
     view = _three_axes(values, axis, block)
     peaks = _peaks(view, axis is not None, block)
     scales = _at_least_smallest(peaks, top)
-    if bits < 8:
+    if bits == 8:
+        scales = np.maximum(scales, peaks * (_relative_rms(view, peaks, block) / np.float32(FINEST)))
+    else:
         scales = _best_clip(view, scales, top, block)
     base, log_codes = _to_log8(scales)
     if log_codes is not None and base is not None:
@@ -85,6 +89,27 @@ def _at_least_smallest(peaks: F32, top: int) -> F32:
         short = scales * np.float32(top + 0.5) < peaks
         scales = np.where(short, np.nextafter(scales, np.float32(np.inf)), scales)
         return np.where(peaks > 0, np.maximum(scales, SMALLEST), np.float32(0)).astype(np.float32)
+
+
+def _relative_rms(view: F32, peaks: F32, block: int | None) -> F32:
+    """Root mean square over the peak, under each scale."""
+    sums = np.zeros(peaks.shape, np.float64)
+    safe = np.where(peaks > 0, peaks, np.float32(1))
+    for outer, middle, inner, at in _slabs(view, block):
+        part = view[outer, middle, inner]
+        with np.errstate(under="ignore"):
+            _add_under(sums, np.square(part / _scale_part(safe, outer, at)), outer, at)
+    counts = np.full((1, peaks.shape[1], 1), view.size // peaks.size)
+    if block is not None:
+        counts = np.minimum(block, view.shape[1] - block * np.arange(peaks.shape[1])).reshape(1, -1, 1)
+    return np.sqrt(sums / counts).astype(np.float32)
+
+
+def _add_under(sums: npt.NDArray[Any], values: npt.NDArray[Any], outer: slice, at: slice) -> None:
+    """Add a slab's values to the sums of the scales that they lie under."""
+    target = sums[outer if sums.shape[0] > 1 else slice(None), at if sums.shape[1] > 1 else slice(None)]
+    axes = tuple(i for i in range(3) if target.shape[i] == 1 and values.shape[i] != 1)
+    target += values.sum(axis=axes, keepdims=True, dtype=sums.dtype) if axes else values
 
 
 def _slabs(view: F32, block: int | None) -> list[tuple[slice, slice, slice, slice]]:
@@ -149,9 +174,7 @@ def _squared_errors(view: F32, scales: F32, top: int, block: int | None) -> npt.
         part, scale = view[outer, middle, inner], _scale_part(scales, outer, at)
         safe = np.where(scale > 0, scale, np.float32(1))
         off = np.square(_round(part, scale, top) - part / safe, dtype=np.float64)  # in steps: no overflow for any size
-        target = errors[outer if scales.shape[0] > 1 else slice(None), at if scales.shape[1] > 1 else slice(None)]
-        axes = tuple(i for i in range(3) if target.shape[i] == 1 and off.shape[i] != 1)
-        target += off.sum(axis=axes, keepdims=True) if axes else off
+        _add_under(errors, off, outer, at)
     return errors * np.square(scales.astype(np.float64))
 
 
