@@ -149,7 +149,9 @@ class Linear:
         """See `Codec.decoder`."""
         check_target(meta.dtype, target)
         check_side(self.id, side, self.side_sizes(meta))
-        write = _writer(self.layout(meta), self.scales_from(side), self.zero_points_from(side), target)
+        scales, zero_points = self.scales_from(side), self.zero_points_from(side)
+        with np.errstate(all="ignore"):
+            write = _writer(self.layout(meta), scales, zero_points, target)
 
         def decode(start: int, count: int, streams: Sequence[Buffer], out: Array) -> None:
             check_out(out, count, target)

@@ -59,8 +59,8 @@ class Planes:
             raise ValueError(f"planes of {width} bytes cannot hold {data.dtype}")
         bits = data.view(f"<u{width}")
         turned = bits << bits.dtype.type(1) | bits >> bits.dtype.type(8 * width - 1)
-        shifts = range(8 * (width - 1), -1, -8)
-        return [(turned >> bits.dtype.type(shift)).astype(np.uint8).tobytes() for shift in shifts]
+        columns = turned.view(np.uint8).reshape(-1, width)
+        return [columns[:, width - 1 - i].tobytes() for i in range(width)]
 
     def decoder(self, meta: TensorMeta, side: Sequence[Buffer], target: DType) -> Decoder:
         """See `Codec.decoder`."""

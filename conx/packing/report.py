@@ -1,7 +1,8 @@
 """What packing did: the answer of `conx.pack`."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from conx.inspection import TensorInfo, inspect
 
@@ -46,6 +47,10 @@ class PackReport:
     lossless: bool
     tensors: tuple[TensorInfo, ...] = field(repr=False)
     by_kind: tuple[KindRow, ...] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"source": str(self.source), "path": str(self.path), "ratio": self.ratio}
 
     @property
     def ratio(self) -> float:

