@@ -7,6 +7,7 @@ source distribution of pip's, whose metadata can only be had by running its setu
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,10 @@ def _command(registry: Registry, package: str, version: str, folder: Path) -> li
 
 
 def _reason(stderr: str) -> str:
+    """Picks the line that says most: pip's last error; npm's first that is neither its code nor where its log is."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["no message"])[-1]
+    npm = [
+        line for line in lines if line.startswith("npm error") and not re.match(r"npm error (code|A complete)", line)
+    ]
+    pip = [line for line in lines if line.startswith("ERROR")]
+    return (npm[:1] or pip[-1:] or lines[-1:] or ["no message"])[0]

@@ -190,7 +190,7 @@ class FileObjectSource:
             if self._file is None:
                 raise ValueError(f"{self.name}: is closed")
             self._file.seek(offset)
-            while missing:
+            while missing > 0:
                 part = self._file.read(missing)
                 if not part:
                     raise _cut_short(self.name, offset, size, size - missing)

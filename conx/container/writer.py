@@ -9,7 +9,7 @@ Where a stream lies is known when it is added, as a chunk's number is reserved b
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import chain, islice
 from pathlib import Path
@@ -88,11 +88,11 @@ class Writer:
             The main streams, for `Tensor.streams`.
         """
         self._require_open()
-        rest = iter(segments)
+        rest = _of_width(len(names), segments)
         head = list(islice(rest, 2))
         if len(head) < 2:
-            contents: Sequence[bytes] = head[0] if head else [b""] * len(names)
-            return tuple(self.add_stream(data, name) for name, data in zip(names, contents, strict=True))
+            only = head[0] if head else [b""] * len(names)
+            return tuple(self.add_stream(data, name) for name, data in zip(names, only, strict=True))
         first = len(self._spool)
         sizes = [0] * len(names)
         choices = [self._spool.choose([data]) for data in head[0]]
@@ -209,6 +209,13 @@ class Writer:
             file.flush()
             os.fsync(file.fileno())
         return header
+
+
+def _of_width(width: int, segments: Iterable[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
+    for contents in segments:
+        if len(contents) != width:
+            raise ValueError(f"a segment of {len(contents)} streams: there are {width} names")
+        yield contents
 
 
 class _Group:
