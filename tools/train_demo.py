@@ -31,7 +31,7 @@ BRIGHTEST = 16  # a pixel is 0 to 16
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
 # Dims of the weights: kernels are [out, in, 3, 3], matrices [out, in]. Pooling halves the image after conv2.
-SHAPES = {"conv1": (16, 1, 3, 3), "conv2": (32, 16, 3, 3), "conv3": (64, 32, 3, 3), "fc1": (128, 1024), "fc2": (10, 128)}
+SHAPES = {"conv1": (16, 1, 3, 3), "conv2": (32, 16, 3, 3), "conv3": (32, 32, 3, 3), "fc1": (256, 512), "fc2": (10, 256)}
 
 
 def split() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:

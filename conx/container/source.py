@@ -11,7 +11,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from conx.errors import FormatError
 
@@ -102,12 +102,6 @@ class PathSource:
             self._closed = True
             while self._handles:
                 os.close(self._handles.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_handles"):

@@ -31,6 +31,9 @@ _OWN = 2**22
 _GRAPHS = 2**20
 """Raw bytes: below which streams share chunks, of a shared chunk, of a stream's own chunk, of a chunk of graphs."""
 
+_SAMPLE = 2**18
+"""Raw bytes by which zstd's parameters are chosen for all of a stream."""
+
 
 class Writer:
     """A .conx file in the making. Call it from one thread; a context manager that drops what is not finished.
@@ -66,7 +69,7 @@ class Writer:
             return EMPTY_STREAM
         if len(data) >= _SMALL:
             first = self._spool.reserve(-(-len(data) // _OWN))
-            choice = self._spool.choose([data[:_OWN]])
+            choice = None if len(data) <= _SAMPLE else self._spool.choose([data[:_SAMPLE]])
             self._put_pieces(first, data, _OWN, choice)
             return Stream(first, 0, len(data))
         group = self._groups.get(kind)
@@ -95,7 +98,7 @@ class Writer:
             return tuple(self.add_stream(data, name) for name, data in zip(names, only, strict=True))
         first = len(self._spool)
         sizes = [0] * len(names)
-        choices = [self._spool.choose([data]) for data in head[0]]
+        choices = [self._spool.choose([data[:_SAMPLE]]) for data in head[0]]
         for contents in chain(head, rest):
             number = self._spool.reserve(len(names))
             for j, (data, choice) in enumerate(zip(contents, choices, strict=True)):
@@ -176,7 +179,7 @@ class Writer:
         if not self._open:
             raise ValueError("the writer is finished")
 
-    def _put_pieces(self, first: int, data: bytes, size: int, choice: Choice | Candidate) -> None:
+    def _put_pieces(self, first: int, data: bytes, size: int, choice: Choice | Candidate | None) -> None:
         for i in range(0, len(data), size):
             self._spool.put(first + i // size, data[i : i + size], choice)
 

@@ -17,18 +17,9 @@ from conx.graph.read import SourceModel, weight_number
 
 __all__ = ["External", "RunGraph", "nested_graphs", "run_graph"]
 
-# Operators whose constant weight onnxruntime's CPU provider copies into a layout of its own, and the input slots.
-REPACKED = {
-    "MatMul": (1,),
-    "Gemm": (1,),
-    "FusedMatMul": (1,),
-    "Attention": (1,),
-    "LSTM": (1, 2),
-    "GRU": (1, 2),
-    "Conv": (1,),
-    "FusedConv": (1,),
-    "ConvTranspose": (1,),
-}
+# Operators whose constant 2-D float32 weight onnxruntime's CPU provider always copies into a layout of its own, and its
+# input slot. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
+REPACKING = {"MatMul": 1, "Gemm": 1}
 
 
 @dataclass(frozen=True)
@@ -180,21 +171,29 @@ def _constants_to_initializers(main: onnx.GraphProto) -> None:
 
 def _externalize(model: onnx.ModelProto) -> list[External]:
     main = model.graph
-    repacked = {
-        node.input[slot]
-        for graph in [main, *nested_graphs(main)]
-        for node in graph.node
-        for slot in REPACKED.get(node.op_type, ())
-        if slot < len(node.input)
-    }
+    repacked = _only_repacked(main)
     found: list[External] = []
     for tensor in main.initializer:
         number = weight_number(tensor)
         if number is None:
             continue
         location = f"conx-{len(found)}"
-        found.append(External(location, tensor.name, number, tensor.name in repacked))
+        fits = tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2
+        found.append(External(location, tensor.name, number, fits and tensor.name in repacked))
         del tensor.external_data[:]
         tensor.external_data.add(key="location", value=location)
         tensor.data_location = onnx.TensorProto.EXTERNAL
     return found
+
+
+def _only_repacked(main: onnx.GraphProto) -> set[str]:
+    """Names that only nodes of the main graph use, and only as a weight that is repacked."""
+    yes: set[str] = set()
+    no = {v.name for v in (*main.input, *main.output)}
+    for graph in nested_graphs(main):
+        no.update(name for node in graph.node for name in node.input)
+    for node in main.node:
+        slot = REPACKING.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        for i, name in enumerate(node.input):
+            (yes if i == slot else no).add(name)
+    return yes - no

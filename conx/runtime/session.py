@@ -1,9 +1,6 @@
 """`conx.InferenceSession`: an onnxruntime session opened from a .conx file.
 
 Loading is a table look-up: take the graph of the precision, decode each weight into a buffer, hand both to onnxruntime.
-Weights reach it by two ways. What it copies into a layout of its own anyway (`repacked`: MatMul, Conv, recurrent
-operators) goes as OrtValues, which are dropped when the session exists. The rest goes as files in memory with
-the key that makes onnxruntime use our buffers directly: no copy, and the session object keeps them alive.
 """
 
 import io
@@ -12,15 +9,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-import numpy as np
 import onnxruntime
 
 from conx.container.header import MAGIC
 from conx.container.reader import Reader, Verify
-from conx.container.records import External, Graph
-from conx.dtypes import DType
-from conx.errors import FormatError, UnsupportedError
+from conx.errors import UnsupportedError
 from conx.runtime.decode import Progress, decode_all, fill_holes
+from conx.runtime.handover import CPU, NO_REPACKING, hand_over
 from conx.runtime.options import clone_options
 
 __all__ = ["PRECISIONS", "InferenceSession", "is_conx"]
@@ -29,10 +24,6 @@ log = logging.getLogger("conx")
 
 PRECISIONS = ("auto", "original", "fp32")
 MEMORY = ("auto", "low")
-USE_BUFFERS = "session.use_external_initializer_file_buffers_directly"
-NO_REPACKING = "session.disable_prepacking"
-# Element types that an OrtValue takes from a NumPy array as they are.
-ORTVALUE_TYPES = (DType.FLOAT32, DType.FLOAT16, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64)
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -88,16 +79,20 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         options = clone_options(sess_options, custom_ops)
         if memory == "low":
             options.add_session_config_entry(NO_REPACKING, "1")
-        with Reader(_openable(path_or_bytes), verify=Verify(verify)) as reader:
+        with Reader(path_or_bytes, verify=Verify(verify)) as reader:
             self.precision = _choose(reader, precision)
             graph = reader.index.serving(self.precision)
             assert graph is not None  # _choose answers with a precision that is there
             model = fill_holes(reader, graph, threads)
-            temporary = self._hand_over(reader, graph, options, memory, threads, progress)
+            arrays = decode_all(reader, graph.externals, threads, progress)
+            repacking = _repacking(options, providers, memory)
+            handed = hand_over(options, graph.externals, reader.index.tensors, arrays, repacking=repacking)
+            del arrays
         log.info("opening %s at precision %s", _label(path_or_bytes), self.precision)
         kwargs.setdefault("enable_fallback", 0)
+        self._keep = handed.keep
         super().__init__(model, options, providers, provider_options, **kwargs)
-        del temporary
+        handed.until_open.clear()
         self._model_bytes = None  # onnxruntime has parsed it
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
@@ -125,36 +120,6 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             model = bytes(model) if isinstance(model, (bytearray, memoryview)) else model.read()
         self.precision = "original"
         super().__init__(model, options, providers, provider_options, **kwargs)
-
-    def _hand_over(
-        self,
-        reader: Reader,
-        graph: Graph,
-        options: onnxruntime.SessionOptions,
-        memory: str,
-        threads: int | None,
-        progress: Progress | None,
-    ) -> list[Any]:
-        """Give the graph's weights to `options`. Returns what must live until the session exists."""
-        arrays = decode_all(reader, graph.externals, threads, progress)
-        values: dict[str, Any] = {}
-        files: dict[str, Any] = {}
-        for external, array in zip(graph.externals, arrays, strict=True):
-            tensor = reader.index.tensors[external.tensor]
-            if memory == "auto" and _as_ortvalue(external, external.dtype_of(tensor), array):
-                shaped = array.reshape(external.shape_of(tensor))
-                values[external.name] = onnxruntime.OrtValue.ortvalue_from_numpy(shaped)
-            else:
-                files[external.location] = array
-        if files:
-            options.add_session_config_entry(USE_BUFFERS, "1")
-            options.add_external_initializers_from_files_in_memory(
-                list(files), list(files.values()), [array.nbytes for array in files.values()]
-            )
-        if values:
-            options.add_external_initializers(list(values), list(values.values()))
-        self._keep = [*files.values()] or [None]
-        return [*values.values(), arrays]
 
 
 def is_conx(source: Source) -> bool:
@@ -196,17 +161,22 @@ def _choose(reader: Reader, precision: str) -> str:
     return precision
 
 
-def _as_ortvalue(external: External, dtype: DType, array: np.ndarray[Any, Any]) -> bool:
-    return external.repacked and dtype in ORTVALUE_TYPES and array.size > 0
+def _repacking(options: onnxruntime.SessionOptions, providers: Sequence[Any] | None, memory: str) -> bool:
+    """Whether the CPU provider alone will run the graph, with repacking on."""
+    if memory == "low" or options.has_providers():
+        return False
+    names = [p if isinstance(p, str) else p[0] for p in providers or onnxruntime.get_available_providers()]
+    if [name for name in names if name != "AzureExecutionProvider"] != [CPU]:
+        return False
+    try:
+        return bool(options.get_session_config_entry(NO_REPACKING) != "1")
+    except RuntimeError:  # the entry is not there
+        return True
 
 
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose {', '.join(map(repr, choices))}")
-
-
-def _openable(source: Source) -> Any:
-    return source
 
 
 def _label(source: Any) -> str:

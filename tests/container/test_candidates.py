@@ -23,7 +23,8 @@ def codes(bits: float) -> npt.NDArray[np.int8]:
     """Gaussian int8 codes of about this entropy."""
     sigma = 2**bits / np.sqrt(2 * np.pi * np.e)
     noise = np.random.default_rng(int(bits * 100)).normal(size=COUNT) * sigma
-    return np.clip(np.rint(noise), -127, 127).astype(np.int8)
+    values: npt.NDArray[np.int8] = np.clip(np.rint(noise), -127, 127).astype(np.int8)
+    return values
 
 
 def nibbles(values: npt.NDArray[np.int8]) -> bytes:
@@ -38,7 +39,7 @@ def plane(bits: npt.NDArray[np.unsignedinteger], width: int) -> bytes:
 
 
 WEIGHTS = (np.random.default_rng(0).normal(size=COUNT) * 0.04).astype(np.float32)
-TEXT = b"".join(b"\n\x12/encoder/layer.%d/x\x12\x05w%d\x1a\x06MatMul\"\x06MatMul" % (i, i) for i in range(3000))
+TEXT = b"".join(b'\n\x12/encoder/layer.%d/x\x12\x05w%d\x1a\x06MatMul"\x06MatMul' % (i, i) for i in range(3000))
 
 NOISE: dict[str, tuple[bytes, float]] = {
     "codes of 7 bits": (codes(7).tobytes(), 1.02),

@@ -5,6 +5,7 @@ the search would find an exception of another kind.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,8 @@ def test_every_flipped_byte_is_noticed(small: bytes, flip: int) -> None:
         bad = small[:at] + bytes([small[at] ^ flip]) + small[at + 1 :]
         with pytest.raises(ConxError):
             check_deep(bad)
-        try:
+        with suppress(ConxError):
             assert list(read_everything(bad)) == right, f"byte {at}"
-        except ConxError:
-            pass
 
 
 def test_every_truncation_is_noticed(small: bytes) -> None:
@@ -75,10 +74,8 @@ def test_flipped_bytes_of_a_big_chunk(flip: int) -> None:
         bad = bytearray(sealed)
         bad[begin + int(at)] ^= flip
         with Reader(bad) as reader:
-            try:
+            with suppress(ConxError):
                 assert reader.chunk(1) == data
-            except ConxError:
-                pass
             with pytest.raises(ConxError):
                 reader.check_deep()
 
@@ -125,7 +122,9 @@ ODD = st.one_of(
     st.none(),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["source", "run", "float32", "int4", "bool", "raw", "fill", "linear", "draft-1", "fp32", "original"]),
+    st.sampled_from(
+        ["source", "run", "float32", "int4", "bool", "raw", "fill", "linear", "draft-1", "fp32", "original"]
+    ),
     st.binary(max_size=40),
     st.lists(st.integers(-1, 5), max_size=4),
     st.dictionaries(st.text(max_size=3), st.integers(0, 3), max_size=2),

@@ -49,7 +49,9 @@ def test_the_header() -> None:
 
 
 def test_features_and_element_types() -> None:
-    assert {f"codec:{page.stem}" for page in (Path(__file__).parents[2] / "spec" / "codecs").glob("*.md")} | {DRAFT} == FEATURES
+    assert {f"codec:{page.stem}" for page in (Path(__file__).parents[2] / "spec" / "codecs").glob("*.md")} | {
+        DRAFT
+    } == FEATURES
     types = re.findall(r"Element types: `([^`]+)`", SPEC)
     assert set(types[0].split()) == {dtype.label for dtype in DType}
 

@@ -54,17 +54,32 @@ FRAMES: dict[str, tuple[bytes, str]] = {
     "trailing byte": (compress(RAW) + b"\0", "c: zstd: compressed input contains 1 bytes of unused data"),
     "two frames": (compress(RAW) * 2, "bytes of unused data"),
     "an empty frame after it": (compress(RAW) + EMPTY_FRAME, "c: zstd: compressed input contains 13 bytes"),
-    "a skippable frame after it": (compress(RAW) + b"\x50\x2a\x4d\x18\0\0\0\0", "c: zstd: compressed input contains 8 bytes"),
-    "a skippable frame before it": (b"\x5f\x2a\x4d\x18\0\0\0\0" + compress(RAW), "c: a skippable frame: must be a zstd"),
+    "a skippable frame after it": (
+        compress(RAW) + b"\x50\x2a\x4d\x18\0\0\0\0",
+        "c: zstd: compressed input contains 8 bytes",
+    ),
+    "a skippable frame before it": (
+        b"\x5f\x2a\x4d\x18\0\0\0\0" + compress(RAW),
+        "c: a skippable frame: must be a zstd",
+    ),
     "another magic": (b"PK\3\4" + bytes(20), "c: magic number is 50 4b 03 04: must be 28 b5 2f fd"),
     "magic of version 0.7": (patched(0, 0x27), "c: magic number is 27 b5 2f fd: must be 28 b5 2f fd"),
     "dictionary id": (WITH_DICTIONARY_ID, "c: the frame has a dictionary id: must have none"),
-    "reserved bit": (patched(4, 0x6C), "c: frame header descriptor is 0x6c: the unused and the reserved bit must be zero"),
-    "unused bit": (patched(4, 0x74), "c: frame header descriptor is 0x74: the unused and the reserved bit must be zero"),
+    "reserved bit": (
+        patched(4, 0x6C),
+        "c: frame header descriptor is 0x6c: the unused and the reserved bit must be zero",
+    ),
+    "unused bit": (
+        patched(4, 0x74),
+        "c: frame header descriptor is 0x74: the unused and the reserved bit must be zero",
+    ),
     "no checksum": (options(write_checksum=0), "c: the frame has no content checksum: must have one"),
     "no content size": (options(write_content_size=0), "c: the frame is not of a single segment: must be"),
     "several segments": (options(window_log=10), "c: the frame is not of a single segment: must be"),
-    "content size in a long field": (WIDE_SIZE, "c: content size 3000 is written in 4 bytes: must be the shortest field"),
+    "content size in a long field": (
+        WIDE_SIZE,
+        "c: content size 3000 is written in 4 bytes: must be the shortest field",
+    ),
     "another size": (compress(RAW + b"x"), "c: the frame states 3001 bytes of content: must be 3000"),
     "300 MB": (BOMB, "c: the frame states 314572800 bytes of content: must be 3000"),
     "a reserved block type": (patched(7, 0x07), "c: zstd: decompression error: "),
@@ -101,7 +116,9 @@ def test_a_wrong_checksum_is_an_integrity_error(at: int) -> None:
         decompress(patched(len(frame) - at, frame[-at] ^ 1), len(RAW), "c")
 
 
-@pytest.mark.parametrize("frame", [EMPTY_FRAME + b"\0", EMPTY_FRAME[:-1] + b"\0", EMPTY_FRAME[:6] + b"\3\0\0" + EMPTY_FRAME[9:]])
+@pytest.mark.parametrize(
+    "frame", [EMPTY_FRAME + b"\0", EMPTY_FRAME[:-1] + b"\0", EMPTY_FRAME[:6] + b"\3\0\0" + EMPTY_FRAME[9:]]
+)
 def test_the_frame_without_content_is_fixed(frame: bytes) -> None:
     assert decompress(EMPTY_FRAME, 0, "c") == b""
     with pytest.raises(FormatError, match="c: a frame without content must be 28b52ffd240001000099e9d8"):
@@ -192,7 +209,11 @@ CHUNKS: dict[str, tuple[Callable[[Parts], None], type[ConxError], str]] = {
     "chunk hash": (lambda parts: parts.hashes.update({8: bytes(32)}), IntegrityError, "chunk 8: SHA-256 is "),
     "raw size": (raw_size(8, 5), FormatError, "chunk 8: the frame states 4 bytes of content: must be 5"),
     "300 MB": (set_frame(8, BOMB), FormatError, "chunk 8: the frame states 314572800 bytes of content: must be 4"),
-    "trailing data": (set_frame(8, compress(b"\0\0\x80\x3f") + b"\0"), FormatError, "chunk 8: zstd: compressed input contains"),
+    "trailing data": (
+        set_frame(8, compress(b"\0\0\x80\x3f") + b"\0"),
+        FormatError,
+        "chunk 8: zstd: compressed input contains",
+    ),
     "a skippable frame": (set_frame(8, b"\x50\x2a\x4d\x18" + bytes(20)), FormatError, "chunk 8: a skippable frame"),
     "checksum": (set_frame(8, compress(b"\0\0\x80\x3f")[:-1] + b"\0"), IntegrityError, "chunk 8: zstd: "),
 }
@@ -260,7 +281,10 @@ STREAMS: dict[str, tuple[Parts, str]] = {
         one_stream([1, 0, 2**17 + 1], [bytes(2**16), SMALL, bytes(10)]),
         "runs on from chunk 2: 65535 bytes are less than 65536",
     ),
-    "a part of a big chunk": (one_stream([1, 0, 2**20], [BIG]), "uses a part of chunk 1: 1048577 bytes are more than 1048576"),
+    "a part of a big chunk": (
+        one_stream([1, 0, 2**20], [BIG]),
+        "uses a part of chunk 1: 1048577 bytes are more than 1048576",
+    ),
     "the end of a big chunk": (one_stream([1, 1, 2**20], [BIG]), "uses a part of chunk 1: 1048577 bytes are more than"),
     "a part of a big chunk after another": (
         one_stream([1, 0, 2**20 + 2], [BIG, BIG]),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -27,11 +28,27 @@ def sealed(change: Callable[[bytes], bytes]) -> Mutate:
 
 HEADERS: dict[str, tuple[Mutate, type[ConxError], str]] = {
     "empty file": (sealed(lambda data: data[:0]), FormatError, "header: magic is : the file is empty"),
-    "other magic": (field(magic=b"PK\3\4\0\0\0\0"), FormatError, "header: magic is 50 4b 03 04 00 00 00 00: not a .conx file"),
-    "lines ends changed": (sealed(lambda data: data.replace(b"\r\n", b"\n")), FormatError, "by a transfer in text mode"),
+    "other magic": (
+        field(magic=b"PK\3\4\0\0\0\0"),
+        FormatError,
+        "header: magic is 50 4b 03 04 00 00 00 00: not a .conx file",
+    ),
+    "lines ends changed": (
+        sealed(lambda data: data.replace(b"\r\n", b"\n")),
+        FormatError,
+        "by a transfer in text mode",
+    ),
     "high bit cleared": (field(magic=b"\tCNX\r\n\x1a\n"), FormatError, "by a transfer in text mode"),
-    "Git LFS pointer": (sealed(lambda _: b"version https://git-lfs.github.com/spec/v1\n"), FormatError, "run `git lfs pull`"),
-    "cut short in the header": (sealed(lambda data: data[:95]), FormatError, "header: cut short after 95 bytes: it has 96"),
+    "Git LFS pointer": (
+        sealed(lambda _: b"version https://git-lfs.github.com/spec/v1\n"),
+        FormatError,
+        "run `git lfs pull`",
+    ),
+    "cut short in the header": (
+        sealed(lambda data: data[:95]),
+        FormatError,
+        "header: cut short after 95 bytes: it has 96",
+    ),
     "only the magic": (sealed(lambda _: MAGIC), FormatError, "header: cut short after 8 bytes: it has 96"),
     "major 0": (field(major=0), UnsupportedError, "header: major is 0: this conx reads version 1"),
     "major 2": (field(major=2, flags=7), UnsupportedError, "header: major is 2: this conx reads version 1, a newer"),
@@ -39,7 +56,11 @@ HEADERS: dict[str, tuple[Mutate, type[ConxError], str]] = {
     "reserved at 80": (field(tail=bytes(15) + b"\x80"), FormatError, "header: reserved is 0x80000000000000"),
     "a flag": (field(flags=0x80000000), FormatError, "header: flags is 0x80000000: must be 0"),
     "index offset": (field(index_offset=97), FormatError, "header: index_offset is 97: must be 96"),
-    "index stored 0": (field(index_stored=0), FormatError, f"header: index_stored is 0: must be 1 to {MAX_INDEX_STORED}"),
+    "index stored 0": (
+        field(index_stored=0),
+        FormatError,
+        f"header: index_stored is 0: must be 1 to {MAX_INDEX_STORED}",
+    ),
     "index stored too big": (
         field(index_stored=MAX_INDEX_STORED + 1, file_size=2**40),
         FormatError,
@@ -58,7 +79,7 @@ HEADERS: dict[str, tuple[Mutate, type[ConxError], str]] = {
     "file longer": (sealed(lambda data: data + b"\0"), FormatError, "has bytes after its end"),
     "file shorter": (sealed(lambda data: data[:-1]), FormatError, "cut short"),
     "bytes after the last chunk": (
-        lambda parts: (setattr(parts, "tail", b"tail"), parts.seal())[1],
+        lambda parts: replace(parts, tail=b"tail").seal(),
         FormatError,
         "index: pages and chunks end at byte",
     ),

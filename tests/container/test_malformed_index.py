@@ -8,7 +8,8 @@ import msgpack
 import pytest
 
 from conx.container import Reader
-from conx.container.limits import MAX_GRAPH_RAW, MAX_INDEX_CONTAINERS, MAX_INDEX_DEPTH, PAGE_ROWS
+from conx.container.index import parse_index
+from conx.container.limits import MAX_GRAPH_RAW, MAX_INDEX_CONTAINERS, MAX_INDEX_DEPTH, MAX_INDEX_RAW, PAGE_ROWS
 from conx.errors import ConxError, FormatError, UnsupportedError
 from tests.container.parts import Parts, compress
 
@@ -54,7 +55,10 @@ ENCODINGS: dict[str, tuple[bytes, str]] = {
     "surrogate": (HEAD + b"\x91\xa3\xed\xa0\x80", "invalid msgpack: a string is not UTF-8"),
     "too deep by one": (HEAD + b"\x91" * (MAX_INDEX_DEPTH - 1) + b"\x90", f"nested deeper than {MAX_INDEX_DEPTH}"),
     "very deep": (HEAD + b"\x91" * 100_000 + b"\x90", f"nested deeper than {MAX_INDEX_DEPTH}"),
-    "maps too deep": (HEAD + b"\x91" + b"\x81\xa1a" * MAX_INDEX_DEPTH + b"\xc0", f"nested deeper than {MAX_INDEX_DEPTH}"),
+    "maps too deep": (
+        HEAD + b"\x91" + b"\x81\xa1a" * MAX_INDEX_DEPTH + b"\xc0",
+        f"nested deeper than {MAX_INDEX_DEPTH}",
+    ),
     "containers": (
         HEAD + b"\xdd" + (MAX_INDEX_CONTAINERS + 1).to_bytes(4) + b"\x90" * (MAX_INDEX_CONTAINERS + 1),
         f"more than {MAX_INDEX_CONTAINERS} arrays and maps",
@@ -166,26 +170,44 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     # tensors
     "tensor no map": (at("tensors", 0, to=[]), "tensors[0] is []: must be a map"),
     "codec no string": (tensor(0, "codec", 1), "tensors[0].codec is 1: must be a string"),
-    "codec without its feature": (tensor(0, "codec", "planes"), "tensors[0].codec is 'planes': is not among the features"),
+    "codec without its feature": (
+        tensor(0, "codec", "planes"),
+        "tensors[0].codec is 'planes': is not among the features",
+    ),
     "dtype unknown": (tensor(0, "dtype", "float"), "tensors[0].dtype is 'float': is not an element type of the format"),
     "dtype string": (tensor(0, "dtype", "string"), "tensors[0].dtype is 'string': is not an element type"),
     "dtype no string": (tensor(0, "dtype", 1), "tensors[0].dtype is 1: must be a string"),
     "name no string": (tensor(0, "name", b"a"), "tensors[0].name is 1 bytes 61: must be a string"),
-    "name too long": (tensor(0, "name", "n" * 65537), "tensors[0].name is 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn"),
+    "name too long": (
+        tensor(0, "name", "n" * 65537),
+        "tensors[0].name is 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
+    ),
     "name too long in UTF-8": (tensor(0, "name", "é" * 32769), "must have at most 65536 bytes, not 65538"),
     "params no map": (tensor(0, "params", []), "tensors[0].params is []: must be a map"),
-    "sha256 no bytes": (tensor(0, "sha256", "a" * 32), "tensors[0].sha256 is 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa': must be a byte"),
+    "sha256 no bytes": (
+        tensor(0, "sha256", "a" * 32),
+        "tensors[0].sha256 is 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa': must be a byte",
+    ),
     "sha256 too short": (tensor(0, "sha256", bytes(31)), "0000000000000000…: must have 32 bytes, not 31"),
     "shape no array": (tensor(0, "shape", 5), "tensors[0].shape is 5: must be an array"),
     "dim no integer": (tensor(0, "shape", [2.0]), "tensors[0].shape[0] is 2.0: must be an integer"),
     "dim a bool": (tensor(0, "shape", [True]), "tensors[0].shape[0] is true: must be an integer"),
     "dim negative": (tensor(0, "shape", [3, -1]), "tensors[0].shape[1] is -1: must be 0 to 1099511627776"),
-    "dim too big": (tensor(0, "shape", [2**40 + 1]), "tensors[0].shape[0] is 1099511627777: must be 0 to 1099511627776"),
+    "dim too big": (
+        tensor(0, "shape", [2**40 + 1]),
+        "tensors[0].shape[0] is 1099511627777: must be 0 to 1099511627776",
+    ),
     "dim of 64 bits": (tensor(0, "shape", [2**64 - 1]), "tensors[0].shape[0] is 18446744073709551615: must be 0 to"),
     "rank too big": (tensor(0, "shape", [1] * 65), "tensors[0].shape is an array of 65: must have at most 64 items"),
-    "too many elements": (tensor(0, "shape", [2**21, 2**20]), "tensors[0].shape is [2097152, 1048576]: dims multiply to"),
+    "too many elements": (
+        tensor(0, "shape", [2**21, 2**20]),
+        "tensors[0].shape is [2097152, 1048576]: dims multiply to",
+    ),
     "too many but for a 0": (tensor(3, "shape", [2**39, 0, 4]), "dims multiply to more than 1099511627776 elements"),
-    "order no permutation": (tensor(0, "order", [0, 0]), "tensors[0].order is [0, 0]: must be a permutation of the 2 axes"),
+    "order no permutation": (
+        tensor(0, "order", [0, 0]),
+        "tensors[0].order is [0, 0]: must be a permutation of the 2 axes",
+    ),
     "order too short": (tensor(0, "order", [0]), "tensors[0].order is [0]: must be a permutation of the 2 axes"),
     "order negative": (tensor(0, "order", [-1, 0]), "tensors[0].order[0] is -1: must be 0 to 64"),
     "order nil": (tensor(0, "order", None), "tensors[0].order is nil: must be an array"),
@@ -199,16 +221,25 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     "chunk negative": (tensor(1, "streams", [[-1, 0, 4]]), "tensors[1].streams[0][0] is -1: must be 0 to 16777215"),
     "chunk too big": (tensor(1, "streams", [[2**24, 0, 4]]), "tensors[1].streams[0][0] is 16777216: must be 0 to"),
     "offset too big": (tensor(1, "streams", [[0, 2**24, 4]]), "tensors[1].streams[0][1] is 16777216: must be 0 to"),
-    "size too big": (tensor(1, "streams", [[0, 0, 2**48 + 1]]), "tensors[1].streams[0][2] is 281474976710657: must be 0"),
+    "size too big": (
+        tensor(1, "streams", [[0, 0, 2**48 + 1]]),
+        "tensors[1].streams[0][2] is 281474976710657: must be 0",
+    ),
     "no such chunk": (tensor(1, "streams", [[99, 0, 24]]), "tensors[1].streams[0] is [99, 0, 24]: there are 10 chunks"),
     "no such chunk, side": (tensor(0, "side", [[10, 0, 4]]), "tensors[0].side[0] is [10, 0, 4]: there are 10 chunks"),
     "beyond all chunks": (
         tensor(1, "streams", [[9, 1, 2**24]]),
         "tensors[1].streams[0] is [9, 1, 16777216]: runs beyond the last of 10 chunks",
     ),
-    "empty stream with a place": (tensor(1, "streams", [[1, 0, 0]]), "tensors[1].streams[0] is [1, 0, 0]: a stream of size 0"),
+    "empty stream with a place": (
+        tensor(1, "streams", [[1, 0, 0]]),
+        "tensors[1].streams[0] is [1, 0, 0]: a stream of size 0",
+    ),
     "empty stream with an offset": (tensor(1, "streams", [[0, 1, 0]]), "a stream of size 0 must be [0, 0, 0]"),
-    "bytes of no elements": (tensor(3, "streams", [[0, 0, 1]]), "tensors[3].streams[0] is [0, 0, 1]: a tensor without elem"),
+    "bytes of no elements": (
+        tensor(3, "streams", [[0, 0, 1]]),
+        "tensors[3].streams[0] is [0, 0, 1]: a tensor without elem",
+    ),
     "segments with an offset": (
         tensor(0, "streams", [[1, 0, 3072], [2, 1, 15]]),
         "tensors[0].streams[1] is [2, 1, 15]: with several segments, main stream 1 must begin at [2, 0]",
@@ -248,7 +279,10 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     "hole no map": (at("graphs", 0, "holes", 0, to=1), "graphs[0].holes[0] is 1: must be a map"),
     "hole negative": (hole(0, "at", -1), "graphs[0].holes[0].at is -1: must be 0 to 54"),
     "hole beyond the message": (hole(2, "at", 55), "graphs[0].holes[2].at is 55: must be 0 to 54"),
-    "holes not ascending": (hole(0, "at", 10), "graphs[0].holes[1].at is 9: positions must ascend, the one before is 10"),
+    "holes not ascending": (
+        hole(0, "at", 10),
+        "graphs[0].holes[1].at is 9: positions must ascend, the one before is 10",
+    ),
     "hole's tensor": (hole(0, "tensor", 4), "graphs[0].holes[0].tensor is 4: there are 4 tensors"),
     "hole's tensor a bool": (hole(0, "tensor", True), "graphs[0].holes[0].tensor is true: must be an integer"),
     "holes too big": (
@@ -262,18 +296,39 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     "repacked no bool": (external(0, "repacked", 1), "graphs[1].externals[0].repacked is 1: must be true or false"),
     "location no string": (external(0, "location", 1), "graphs[1].externals[0].location is 1: must be a string"),
     "location twice": (external(1, "location", "w0"), "graphs[1].externals[1].location is 'w0': must differ from all"),
-    "location twice but for case": (external(1, "location", "W0"), "externals[1].location is 'W0': must differ from all"),
+    "location twice but for case": (
+        external(1, "location", "W0"),
+        "externals[1].location is 'W0': must differ from all",
+    ),
     # bindings
-    "perm no permutation": (external(1, "perm", [1, 1]), "externals[1].perm is [1, 1]: must be a permutation of the 2 axes"),
+    "perm no permutation": (
+        external(1, "perm", [1, 1]),
+        "externals[1].perm is [1, 1]: must be a permutation of the 2 axes",
+    ),
     "perm too long": (hole(1, "perm", [0, 1, 2]), "holes[1].perm is [0, 1, 2]: must be a permutation of the 2 axes"),
     "binding's shape": (external(1, "shape", [7]), "externals[1].shape is [7]: must have the tensor's 6 elements"),
-    "binding's rank": (external(1, "shape", [1] * 64 + [6]), "externals[1].shape is an array of 65: must have at most 64"),
+    "binding's rank": (
+        external(1, "shape", [1] * 64 + [6]),
+        "externals[1].shape is an array of 65: must have at most 64",
+    ),
     "binding's dtype unknown": (external(1, "dtype", "f4"), "externals[1].dtype is 'f4': is not an element type"),
-    "binding's dtype": (external(1, "dtype", "int8"), "externals[1].dtype is 'int8': a tensor of float32 is not converted"),
-    "binding's dtype, from int4": (hole(2, "dtype", "float32"), "is 'float32': a tensor of int4 is not converted to it"),
-    "binding's dtype float64": (external(1, "dtype", "float64"), "is 'float64': a tensor of float32 is not converted to it"),
+    "binding's dtype": (
+        external(1, "dtype", "int8"),
+        "externals[1].dtype is 'int8': a tensor of float32 is not converted",
+    ),
+    "binding's dtype, from int4": (
+        hole(2, "dtype", "float32"),
+        "is 'float32': a tensor of int4 is not converted to it",
+    ),
+    "binding's dtype float64": (
+        external(1, "dtype", "float64"),
+        "is 'float64': a tensor of float32 is not converted to it",
+    ),
     # totals
-    "tensors too big": (tensor(2, "shape", [2**31]), "tensors decode to 8589946616 bytes: at most 1073741824, unless the limit"),
+    "tensors too big": (
+        tensor(2, "shape", [2**31]),
+        "tensors decode to 8589946616 bytes: at most 1073741824, unless the limit",
+    ),
     "externals too big": (
         graph(1, "externals", [{"location": f"w{i}", "name": "w", "tensor": 2} for i in range(600)]),
         "graphs[1] comes to 1176000051 bytes: at most 1073741824, unless the limit is raised",
@@ -335,11 +390,17 @@ PAGES: dict[str, tuple[Any, str]] = {
     "too many rows": ([[4097, 300, 400, 1000, bytes(32)]], "pages[0][0] is 4097: must be 1 to 4096"),
     "not full": ([PAGE, PAGE], "pages[0][0] is 10: must be 4096 to 4096"),
     "stored too small": ([[10, 12, 400, 1000, bytes(32)]], f"pages[0][1] is 12: must be 13 to {MAX_STORED}"),
-    "stored too big": ([[10, MAX_STORED + 1, 400, 1000, bytes(32)]], f"is {MAX_STORED + 1}: must be 13 to {MAX_STORED}"),
+    "stored too big": (
+        [[10, MAX_STORED + 1, 400, 1000, bytes(32)]],
+        f"is {MAX_STORED + 1}: must be 13 to {MAX_STORED}",
+    ),
     "raw": ([[10, 300, 401, 1000, bytes(32)]], "pages[0][2] is 401: must be 400 to 400"),
     "data too small": ([[10, 300, 400, 129, bytes(32)]], f"pages[0][3] is 129: must be 130 to {10 * MAX_STORED}"),
     "data too big": ([[1, 300, 40, MAX_STORED + 1, bytes(32)]], f"pages[0][3] is {MAX_STORED + 1}: must be 13 to"),
-    "hash": ([[10, 300, 400, 1000, bytes(33)]], "pages[0][4] is 33 bytes 0000000000000000…: must have 32 bytes, not 33"),
+    "hash": (
+        [[10, 300, 400, 1000, bytes(33)]],
+        "pages[0][4] is 33 bytes 0000000000000000…: must have 32 bytes, not 33",
+    ),
     "too many": ([PAGE] * (2**24 // PAGE_ROWS + 1), "pages is an array of 4097: must have at most 4096 items"),
     "end elsewhere": ([PAGE], "pages and chunks end at byte "),
 }
@@ -349,6 +410,11 @@ PAGES: dict[str, tuple[Any, str]] = {
 def test_malformed_pages(parts: Parts, name: str) -> None:
     parts.pages, text = PAGES[name]
     refused(parts.seal(), FormatError, text)
+
+
+def test_an_index_that_is_too_big() -> None:
+    with pytest.raises(FormatError, match="index: 33554433 bytes: at most 33554432"):
+        parse_index(bytes(MAX_INDEX_RAW + 1))
 
 
 def test_the_frame_of_the_index(parts: Parts) -> None:

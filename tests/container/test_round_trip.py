@@ -166,7 +166,9 @@ def test_streams_of_any_size(tmp_path: Path, size: int) -> None:
         assert [reader.stream(each) for each in (before, stream, after)] == [b"before", data, b"after"]
 
 
-@pytest.mark.parametrize("sizes", [[10, 20], [_GRAPHS, 5], [_GRAPHS - 5, 5, 1], [3 * _GRAPHS + 7, 100, _GRAPHS], [0, 3]])
+@pytest.mark.parametrize(
+    "sizes", [[10, 20], [_GRAPHS, 5], [_GRAPHS - 5, 5, 1], [3 * _GRAPHS + 7, 100, _GRAPHS], [0, 3]]
+)
 def test_graphs_of_any_size(tmp_path: Path, sizes: list[int]) -> None:
     contents = [noise(size, i) for i, size in enumerate(sizes)]
     with Writer(tmp_path / "f") as writer:
@@ -213,6 +215,7 @@ def test_frame_gives_stored_bytes(small: bytes) -> None:
     with Reader(small) as reader:
         for number in range(reader.chunks):
             row, frame = reader.frame(number)
+            assert row == reader.row(number)
             assert frame == small[row.offset : row.offset + row.stored]
             assert sha256(frame) == row.sha256
 
@@ -293,6 +296,16 @@ def test_bindings_say_what_they_become(small: bytes) -> None:
         assert tensors[0].segment_range(2) == (2048, 3000)
         with pytest.raises(ValueError, match="segment 3: the tensor has 3"):
             tensors[0].segment_range(3)
+
+
+def test_a_closed_reader(small: bytes, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(small)
+    for source in (small, tmp_path / "f"):
+        reader = Reader(source)
+        reader.close()
+        reader.close()
+        with pytest.raises(ValueError, match=r"closed|released"):
+            reader.chunk(0)
 
 
 def test_file_object_and_memory(small: bytes, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def read_all_ways(source: object) -> None:
             opened.read_at(offset, size)
     opened.close()
     opened.close()
-    with pytest.raises(ValueError, match="closed|released"):
+    with pytest.raises(ValueError, match=r"closed|released"):
         opened.read_at(0, 1)
 
 
@@ -114,7 +114,11 @@ def test_memory_that_is_not_contiguous() -> None:
 @pytest.mark.skipif(not hasattr(os, "pipe"), reason="no pipes")
 def test_a_pipe_is_no_source() -> None:
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as file, os.fdopen(writing, "wb"), pytest.raises(TypeError, match="expected a seekable"):
+    with (
+        os.fdopen(reading, "rb") as file,
+        os.fdopen(writing, "wb"),
+        pytest.raises(TypeError, match="expected a seekable"),
+    ):
         open_source(file)
 
 
@@ -159,7 +163,9 @@ def test_errors_name_the_file(tmp_path: Path, small: bytes) -> None:
     path.write_bytes(small[:-1])
     with pytest.raises(FormatError) as caught:
         Reader(path)
-    assert str(caught.value).startswith(f"{path}: header: file_size is {len(small)}, the file has {len(small) - 1} bytes")
+    assert str(caught.value).startswith(
+        f"{path}: header: file_size is {len(small)}, the file has {len(small) - 1} bytes"
+    )
     path.write_bytes(small)
     with Reader(path) as reader:
         with path.open("r+b") as file:
