@@ -85,8 +85,10 @@ def verify_tensors(reader: Reader, threads: int, progress: Progress | None = Non
     def one(numbered: tuple[int, Tensor]) -> int:
         number, tensor = numbered
         values = decode_all(reader, [Binding(tensor=number)], threads=1)[0]
-        if hashlib.sha256(values).digest() != tensor.sha256:
-            raise IntegrityError(f"{reader.name}: tensor {tensor.name!r}: decoded values have another SHA-256 than recorded")
+        if hashlib.sha256(values.data).digest() != tensor.sha256:
+            raise IntegrityError(
+                f"{reader.name}: tensor {tensor.name!r}: decoded values have another SHA-256 than recorded"
+            )
         return tensor.nbytes
 
     with ThreadPoolExecutor(threads, thread_name_prefix="conx-check") as pool:

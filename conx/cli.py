@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _on_signal(number: int, frame: object) -> NoReturn:
+def _on_signal(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)  # so that temporary files are removed on the way out
 
 
@@ -71,10 +71,18 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("model", metavar="MODEL.onnx")
     pack.add_argument("-o", "--output", metavar="OUT.conx", help="default: the model's name with .conx")
     pack.add_argument("--lossless", action="store_true", help="keep every weight bit for bit")
-    pack.add_argument("--bits", type=int, choices=range(2, 9), help="bits of a code (default 8); fewer are smaller and coarser")
-    pack.add_argument("--block-size", type=int, metavar="N", help="a scale for each N weights instead of for each channel")
-    pack.add_argument("--palette", type=int, choices=range(1, 9), metavar="BITS", help="a palette of 2^BITS values instead of a grid")
-    pack.add_argument("--keep", action="append", default=[], metavar="PATTERN", help="store weights of such names bit for bit")
+    pack.add_argument(
+        "--bits", type=int, choices=range(2, 9), help="bits of a code (default 8); fewer are smaller and coarser"
+    )
+    pack.add_argument(
+        "--block-size", type=int, metavar="N", help="a scale for each N weights instead of for each channel"
+    )
+    pack.add_argument(
+        "--palette", type=int, choices=range(1, 9), metavar="BITS", help="a palette of 2^BITS values instead of a grid"
+    )
+    pack.add_argument(
+        "--keep", action="append", default=[], metavar="PATTERN", help="store weights of such names bit for bit"
+    )
     pack.add_argument(
         "--set",
         action="append",
@@ -88,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     unpack = _command(commands, "unpack", _unpack, "write the model of a .conx file as .onnx")
     unpack.add_argument("file", metavar="FILE.conx")
     unpack.add_argument("-o", "--output", metavar="OUT.onnx", help="default: the file's name with .onnx")
-    unpack.add_argument("--precision", help="original or fp32: the graph that such a session opens (default: as it was built)")
+    unpack.add_argument(
+        "--precision", help="original or fp32: the graph that such a session opens (default: as it was built)"
+    )
     unpack.add_argument("--threads", type=int, metavar="N")
 
     info = _command(commands, "info", _info, "show what a .conx or .onnx file holds")
@@ -177,7 +187,16 @@ def _info(args: argparse.Namespace) -> None:
     _print_info(info)
     if args.tensors:
         rows = [
-            [t.name, t.dtype, "x".join(map(str, t.shape)), t.codec, bytes_text(t.bytes), bytes_text(t.stored), str(t.uses), f"{t.error:.2e}"]
+            [
+                t.name,
+                t.dtype,
+                "x".join(map(str, t.shape)),
+                t.codec,
+                bytes_text(t.bytes),
+                bytes_text(t.stored),
+                str(t.uses),
+                f"{t.error:.2e}",
+            ]
             for t in info.tensors
         ]
         print(table(["tensor", "type", "shape", "codec", "bytes", "stored", "uses", "error"], rows))
@@ -193,7 +212,10 @@ def _print_info(info: "ModelInfo") -> None:
         ["in memory", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.memory.items())],
         ["precisions", ", ".join(info.precisions)],
         ["nodes", f"{graph.get('nodes')}, subgraphs {graph.get('subgraphs')}, functions {graph.get('functions')}"],
-        ["opsets", ", ".join(f"{k} {v}" for k, v in graph.get("opsets", {}).items()) + f", IR {graph.get('ir_version')}"],
+        [
+            "opsets",
+            ", ".join(f"{k} {v}" for k, v in graph.get("opsets", {}).items()) + f", IR {graph.get('ir_version')}",
+        ],
         *([f"{side[:-1]}", _value_text(v)] for side in ("inputs", "outputs") for v in graph.get(side, [])),
     ]
     if info.format == "conx":
@@ -215,11 +237,15 @@ def _check(args: argparse.Namespace) -> None:
     with _progress("checking", args.quiet) as progress:
         report = conx.check(args.file, deep=args.deep, threads=args.threads, progress=progress)
     if not args.quiet:
-        what = "every byte is right" if report.deep else "header, index and chunk table are right; --deep checks every byte"
+        what = (
+            "every byte is right"
+            if report.deep
+            else "header, index and chunk table are right; --deep checks every byte"
+        )
         print(f"{args.file}: {what} ({report.tensors} tensors, {report.graphs} graphs, {bytes_text(report.bytes)})")
 
 
-def _demo(args: argparse.Namespace) -> None:
+def _demo(_args: argparse.Namespace) -> None:
     from conx.demo import run_demo
 
     run_demo(print)

@@ -44,7 +44,8 @@ class ModelInfo:
         format: "conx" or "onnx".
         file_bytes: bytes of the file (.onnx: with its external data).
         source_bytes: bytes of the model's files before packing.
-        parameters: elements of all weights, counted from their shapes, each use of a tied weight included where the model has
+        parameters: elements of all weights, counted from their shapes, each use of a tied weight included where the
+        model has
             it as a tensor of its own.
         unique_parameters: the same with equal weights counted once.
         lossless: whether every weight is bit for bit the original.
@@ -93,7 +94,9 @@ def inspect(path: str | os.PathLike[str]) -> ModelInfo:
     try:
         from conx.graph.inspect_onnx import onnx_facts
     except ImportError as e:
-        raise UnsupportedError(f'{os.fspath(path)}: reading .onnx files needs {e.name}: pip install "conx-onnx[pack]"') from None
+        raise UnsupportedError(
+            f'{os.fspath(path)}: reading .onnx files needs {e.name}: pip install "conx-onnx[pack]"'
+        ) from None
     facts = onnx_facts(path)
     facts["tensors"] = tuple(TensorInfo(**t) for t in facts["tensors"])
     return ModelInfo(**facts)
@@ -132,7 +135,11 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
             lossless=index.metadata.get("lossless") is True,
             precisions=tuple(sorted(p for g in index.graphs for p in g.precisions)),
             memory={
-                p: sum({(b.tensor, b.perm): b.nbytes_of(index.tensors[b.tensor]) for b in (*g.holes, *g.externals)}.values())
+                p: sum(
+                    {
+                        (b.tensor, b.perm): b.nbytes_of(index.tensors[b.tensor]) for b in (*g.holes, *g.externals)
+                    }.values()
+                )
                 for g in index.graphs
                 for p in g.precisions
             },

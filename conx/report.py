@@ -38,7 +38,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         bool(head) and all(row[i][:1].isdigit() or not row[i] for row in rows) and i > 0 for i in range(len(widths))
     ]
     lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=False)).rstrip()
+        "  ".join(
+            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=False)
+        ).rstrip()
         for row in every
     ]
     if head:

@@ -1,15 +1,14 @@
 """`conx.unpack`: from a .conx file back to .onnx.
 
-Weights are spliced into the message that the file keeps; above protobuf's limit they go to a data file beside it. Neither the
-message nor all weights are ever in memory at once, and files appear under their names only when they are whole.
+Weights are spliced into the message that the file keeps; above protobuf's limit they go to a data file beside it.
+Neither the message nor all weights are ever in memory at once, and files appear under their names only when they are
+whole.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
-
-import numpy as np
 
 from conx.container.reader import Reader, Verify
 from conx.container.records import Binding, Graph
@@ -37,7 +36,8 @@ def unpack(
         path: the .conx file.
         output: path of the .onnx; default: the file's with the suffix .onnx. Weights of models above `external_above`
             bytes go to a file of the same name with `.data` appended.
-        precision: None: the model as it was built (its own graph, names and types); "original" or "fp32": the graph that a session
+        precision: None: the model as it was built (its own graph, names and types); "original" or "fp32": the graph
+        that a session
             of this precision opens.
         threads: decoding threads; None: one for each core.
         external_above: bytes of an .onnx above which weights go to a data file (protobuf's limit).
@@ -98,7 +98,9 @@ class _Unpacking:
         inside = [(at, bound[location]) for at, location in holes]
         self._write(skeleton, inside, [(offset, bound[location]) for location, (_, offset) in places.items()])
 
-    def _write(self, skeleton: bytes, holes: Sequence[tuple[int, Binding]], outside: Sequence[tuple[int, Binding]]) -> None:
+    def _write(
+        self, skeleton: bytes, holes: Sequence[tuple[int, Binding]], outside: Sequence[tuple[int, Binding]]
+    ) -> None:
         targets = [Target(self.target)]
         try:
             with targets[0].create() as file:
@@ -123,8 +125,7 @@ class _Unpacking:
                 target.discard()
 
     def _bytes(self, binding: Binding) -> memoryview:
-        array = decode_all(self.reader, [binding], self.threads)[0]
-        return memoryview(np.ascontiguousarray(array)).cast("B")
+        return decode_all(self.reader, [binding], self.threads)[0].data.cast("B")
 
 
 def _sync(file: BinaryIO) -> None:

@@ -62,7 +62,9 @@ def locate(model: Path, location: str, label: str) -> Path:
     except (OSError, RuntimeError):
         raise ModelError(f"{label}: external data file {location!r} is not there; put it beside the model") from None
     if not any(real.is_relative_to(home) for home in _homes(model)):
-        raise ModelError(f"{label}: external location {location!r} is a link that leaves the model's folder; this is refused")
+        raise ModelError(
+            f"{label}: external location {location!r} is a link that leaves the model's folder; this is refused"
+        )
     return path
 
 
@@ -72,7 +74,6 @@ def _homes(model: Path) -> list[Path]:
     homes = [folder]
     if model.is_symlink():
         homes.append(model.resolve().parent)
-    for above in folder.parents:  # <hub cache>/models--x/snapshots/<revision>/... links into <hub cache>/models--x/blobs
-        if above.name == "snapshots" and (above.parent / "blobs").is_dir():
-            homes.append(above.parent / "blobs")
-    return homes
+    # In a hub cache, models--x/snapshots/<revision>/... links into models--x/blobs.
+    blobs = [above.parent / "blobs" for above in folder.parents if above.name == "snapshots"]
+    return homes + [place for place in blobs if place.is_dir()]

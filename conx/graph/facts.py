@@ -13,12 +13,19 @@ from conx.graph.read import SourceModel, weight_number
 __all__ = ["graph_facts", "is_quantized", "parameter_count"]
 
 # Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
-PARAMETER_TYPES = {t for t in DType if t.is_float} | {DType.INT8, DType.UINT8, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
+PARAMETER_TYPES = {t for t in DType if t.is_float} | {
+    DType.INT8,
+    DType.UINT8,
+    DType.INT4,
+    DType.UINT4,
+    DType.INT2,
+    DType.UINT2,
+}
 QUANTIZED = ("Quantize", "Integer", "NBits", "QLinear", "QGemm", "QAttention", "QMoE", "Bnb4")
 
 
 def graph_facts(source: SourceModel) -> dict[str, Any]:
-    """Facts that need no weights: opsets, inputs and outputs, operators, counts. Only strings, integers, lists, maps."""
+    """Facts that need no weights: opsets, inputs and outputs, operators, counts. Maps and lists only."""
     model = source.proto
     graphs = [model.graph, *nested_graphs(model.graph)]
     operators = Counter(
@@ -61,7 +68,9 @@ def is_quantized(source: SourceModel) -> bool:
 
 
 def _constants(nodes: Any) -> int:
-    return sum(_inline_parameters(a.t) for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value")
+    return sum(
+        _inline_parameters(a.t) for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    )
 
 
 def _inline_parameters(tensor: onnx.TensorProto) -> int:

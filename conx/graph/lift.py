@@ -88,10 +88,8 @@ def _constant_weight(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The large tensor of a Constant node, if it is one."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
-    for attribute in node.attribute:
-        if attribute.name == "value" and weight_number(attribute.t) is not None:
-            return attribute.t
-    return None
+    tensors: list[onnx.TensorProto] = [a.t for a in node.attribute if a.name == "value"]
+    return next((t for t in tensors if weight_number(t) is not None), None)
 
 
 def _lift(graph: onnx.GraphProto, main: onnx.GraphProto, taken: set[str]) -> None:
@@ -135,7 +133,7 @@ def _copy(tensor: onnx.TensorProto) -> onnx.TensorProto:
 def _move(graph: onnx.GraphProto, tensor: onnx.TensorProto, name: str, main: onnx.GraphProto, taken: set[str]) -> None:
     new = name
     number = 0
-    while not new or new in taken and (new != name or _is_elsewhere(graph, main, name)):
+    while not new or (new in taken and (new != name or _is_elsewhere(graph, main, name))):
         number += 1
         new = f"{name}/{number}"
     taken.add(new)

@@ -87,7 +87,9 @@ class Weight:
         """The values in order, in arrays of about `size` bytes (a multiple of 16)."""
         for start in range(0, self.nbytes, size):
             stop = min(start + size, self.nbytes)
-            yield self.dtype.view(self.data[start:stop] if self.file is None else self.file.read(self.offset + start, stop - start))
+            yield self.dtype.view(
+                self.data[start:stop] if self.file is None else self.file.read(self.offset + start, stop - start)
+            )
 
 
 @dataclass
@@ -112,7 +114,9 @@ class SourceModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -147,7 +151,9 @@ class _Reading:
             main = self._open(self.path)
             skeleton = self._skeleton(main)
             if len(skeleton) > MAX_SKELETON:
-                raise ModelError(f"{self.path}: the graph alone has {len(skeleton)} bytes, protobuf's limit is {MAX_SKELETON}")
+                raise ModelError(
+                    f"{self.path}: the graph alone has {len(skeleton)} bytes, protobuf's limit is {MAX_SKELETON}"
+                )
             proto = onnx.ModelProto.FromString(skeleton)
         except (WireError, DecodeError) as e:
             self._close()
@@ -155,7 +161,7 @@ class _Reading:
         except BaseException:
             self._close()
             raise
-        if not proto.HasField("graph") or not proto.opset_import and not proto.graph.node:
+        if not proto.HasField("graph") or (not proto.opset_import and not proto.graph.node):
             self._close()
             raise ModelError(f"{self.path}: not an ONNX model (it has no graph)")
         return SourceModel(self.path, skeleton, proto, self.weights, self.files)
@@ -181,7 +187,9 @@ class _Reading:
         self._main = main
         window = Window(main.read, main.size)
         pieces = rewrite(window, 0, main.size, "model", skip, self._tensor)
-        return main.read(0, main.size) if pieces is None else b"".join(p for p in pieces if not isinstance(p, Hole))
+        if pieces is None:
+            return bytes(main.read(0, main.size))
+        return b"".join(p for p in pieces if not isinstance(p, Hole))
 
     def _tensor(self, data: Data, start: int, end: int) -> list[Piece] | None:
         """Replace a large or external tensor by a stub; make a small external one inline."""
@@ -198,14 +206,18 @@ class _Reading:
         if len(head.payloads) == 1 and head.payloads[0][0] in LIKE_RAW:
             tag, begin, stop = head.payloads[0]
             if stop - begin != nbytes:
-                raise ModelError(f"{label} has {stop - begin} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+                raise ModelError(
+                    f"{label} has {stop - begin} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}"
+                )
             if nbytes <= INLINE_MAX:
                 return None
             weight = self._add(head, dtype, shape, tag, self._main, begin)
             return self._stub(data, start, end, weight, drop=(tag,))
-        content = _typed_data(data.get(start, end), dtype, label)
+        content = _typed_data(bytes(data.get(start, end)), dtype, label)
         if len(content) != nbytes:
-            raise ModelError(f"{label} has {len(content)} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+            raise ModelError(
+                f"{label} has {len(content)} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}"
+            )
         if nbytes <= INLINE_MAX:
             return None
         weight = self._add(head, dtype, shape, RAW, None, 0, content)
@@ -222,7 +234,9 @@ class _Reading:
         offset = _entry_number(head.entries, "offset", 0, label)
         given = _entry_number(head.entries, "length", nbytes, label)
         if given != nbytes:
-            raise ModelError(f"{label}: external length is {given}, its shape {list(shape)} of {dtype.label} needs {nbytes}")
+            raise ModelError(
+                f"{label}: external length is {given}, its shape {list(shape)} of {dtype.label} needs {nbytes}"
+            )
         file = self._open(locate(self.path, location, label))
         if offset + nbytes > file.size:
             raise ModelError(
@@ -236,7 +250,14 @@ class _Reading:
         return self._stub(data, start, end, self._add(head, dtype, shape, RAW, file, offset), dropped)
 
     def _add(
-        self, head: "_Head", dtype: DType, shape: tuple[int, ...], tag: int, file: DataFile | None, offset: int, data: bytes = b""
+        self,
+        head: "_Head",
+        dtype: DType,
+        shape: tuple[int, ...],
+        tag: int,
+        file: DataFile | None,
+        offset: int,
+        data: bytes = b"",
     ) -> Weight:
         weight = Weight(len(self.weights), head.name, dtype, shape, tag, file, offset, data)
         self.weights.append(weight)
@@ -272,7 +293,9 @@ class _Head:
             elif f.number in DATA_FIELDS:
                 head.payloads.append((f.number, f.value, f.end))
             elif f.number == EXTERNAL_DATA:
-                pair = {g.number: data.get(g.value, g.end).decode("utf-8", "replace") for g in fields(data, f.value, f.end)}
+                pair = {
+                    g.number: data.get(g.value, g.end).decode("utf-8", "replace") for g in fields(data, f.value, f.end)
+                }
                 head.entries[pair.get(1, "")] = pair.get(2, "")
             elif f.number == DATA_LOCATION:
                 head.external = read_varint(data, f.value, f.end) == onnx.TensorProto.EXTERNAL
@@ -285,7 +308,7 @@ def _without(data: Data, start: int, end: int, drop: tuple[int, ...], instead: b
     """The tensor's fields but those in `drop`; `instead` stands where the first of them stood."""
     for f in fields(data, start, end):
         if f.number not in drop:
-            yield data.get(f.start, f.end)
+            yield bytes(data.get(f.start, f.end))
         elif instead is not None:
             yield instead
             instead = None
@@ -312,7 +335,7 @@ def _typed_data(content: bytes, dtype: DType, label: str) -> bytes:
     """The data of a TensorProto's typed fields as raw_data would hold it."""
     tensor = onnx.TensorProto.FromString(content)
     if tensor.HasField("raw_data"):
-        return tensor.raw_data
+        return bytes(tensor.raw_data)
     if len(tensor.float_data):
         return np.asarray(tensor.float_data, "<f4").tobytes()
     if len(tensor.double_data):

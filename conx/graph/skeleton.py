@@ -1,7 +1,7 @@
 """Graphs as the file stores them: messages without weights, and the places where these belong.
 
-A weight is either a hole (its bytes are spliced into the message) or an external (an initializer that a runtime is handed
-by location, or that unpacking writes into a data file).
+A weight is either a hole (its bytes are spliced into the message) or an external (an initializer that a runtime is
+handed by location, or that unpacking writes into a data file).
 """
 
 import hashlib
@@ -37,8 +37,8 @@ class Skeleton:
 def source_skeleton(source: SourceModel, external_above: int = MESSAGE_MAX) -> Skeleton:
     """The model as it was built.
 
-    Its weights are holes where they stood, unless the whole would have more than `external_above` bytes: then those that
-    lay in external files stay external.
+    Its weights are holes where they stood, unless the whole would have more than `external_above` bytes: then those
+    that lay in external files stay external.
     """
     total = len(source.skeleton) + sum(w.nbytes for w in source.weights)
     outside = total > external_above
@@ -97,7 +97,11 @@ def externals_to_holes(
         if place is None:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
-            return [tensor.SerializeToString(deterministic=True), field_head(RAW_DATA, size), Hole(locations[location], size)]
+            return [
+                tensor.SerializeToString(deterministic=True),
+                field_head(RAW_DATA, size),
+                Hole(locations[location], size),
+            ]
         del tensor.external_data[:]
         for key, value in zip(("location", "offset", "length"), (*place, size), strict=True):
             tensor.external_data.add(key=key, value=str(value))
@@ -130,4 +134,5 @@ def _external_stub(content: bytes, location: str) -> bytes:
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=location)
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    return tensor.SerializeToString(deterministic=True)
+    stub: bytes = tensor.SerializeToString(deterministic=True)
+    return stub

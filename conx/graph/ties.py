@@ -30,7 +30,7 @@ class Tie:
     sha256: bytes
 
 
-def find_ties(weights: list[Weight], progress: Callable[[int], None] = lambda done: None) -> list[Tie]:
+def find_ties(weights: list[Weight], progress: Callable[[int], None] | None = None) -> list[Tie]:
     """For each weight, by its number, which one to store.
 
     Args:
@@ -51,8 +51,9 @@ def find_ties(weights: list[Weight], progress: Callable[[int], None] = lambda do
             if found is None:
                 by_hash[key] = weight.number
                 by_sums.setdefault((weight.dtype, weight.count, sums), []).append(weight.number)
-            ties.append(found and Tie(*found, digest) or Tie(weight.number, None, digest))
-        progress(weight.nbytes)
+            ties.append(Tie(weight.number, None, digest) if found is None else Tie(*found, digest))
+        if progress is not None:
+            progress(weight.nbytes)
     return ties
 
 
@@ -60,8 +61,12 @@ def _content(weight: Weight) -> tuple[bytes, tuple[int, int]]:
     digest = hashlib.sha256()
     total = squares = 0
     for block in weight.blocks(BLOCK):
-        digest.update(block)
-        words = block.view(f"<u{min(block.dtype.itemsize, 8)}") if block.dtype.itemsize in (1, 2, 4, 8) else block.view("<u8")
+        digest.update(block.data.cast("B"))
+        words = (
+            block.view(f"<u{min(block.dtype.itemsize, 8)}")
+            if block.dtype.itemsize in (1, 2, 4, 8)
+            else block.view("<u8")
+        )
         with np.errstate(over="ignore"):
             total += int(words.sum(dtype=np.uint64))
             mixed = words.astype(np.uint64)

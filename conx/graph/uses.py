@@ -1,8 +1,8 @@
 """Who uses a weight, and along which axis its output channels lie.
 
 A weight is followed through Identity, Cast and Transpose, into subgraphs by outer scope and into local functions by
-their arguments. What counts is the operator that finally computes with it: a matrix, kernel or embedding is coded with a
-scale for each output channel, since errors of one channel must not spread to another.
+their arguments. What counts is the operator that finally computes with it: a matrix, kernel or embedding is coded
+with a scale for each output channel, since errors of one channel must not spread to another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,44 +60,51 @@ def weight_uses(source: SourceModel) -> list[tuple[Use, ...]]:
 def channel_axes(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
     """Where the output channels of this use lie in the weight (dims `shape`), or None if it is no such operator."""
     rank = len(shape)
-    place = _channel_place(use, rank)
-    if place is None:
+    place = _PLACES.get((use.domain if use.domain != "ai.onnx" else "", use.op_type, use.slot))
+    if place is None or rank < 2:
         return None
-    seen, rows = place
-    return ChannelAxis(use.perm[seen % rank], rows)
+    axis = place.axis
+    if place.axis_attribute:
+        axis = use.attribute(place.axis_attribute, axis)
+    elif place.turned_by and use.attribute(place.turned_by, 0):
+        axis = place.turned
+    return ChannelAxis(use.perm[axis % rank], place.rows) if -rank <= axis < rank else None
 
 
-def _channel_place(use: Use, rank: int) -> tuple[int, bool] | None:
-    """The axis as the operator sees it (negative from the end), and whether it is one of rows."""
-    op, slot = use.op_type, use.slot
-    if rank < 2:
-        return None
-    match op:
-        case "MatMul" if slot in (0, 1):
-            return (-1 if slot else -2), False
-        case "Gemm" if slot == 1:
-            return (0 if use.attribute("transB", 0) else 1), False
-        case "Gemm" if slot == 0:
-            return (1 if use.attribute("transA", 0) else 0), False
-        case "FusedMatMul" if slot in (0, 1):
-            turned = use.attribute("transB" if slot else "transA", 0)
-            return (-2 if bool(slot) == bool(turned) else -1), False
-        case "Conv" | "FusedConv" | "DeformConv" | "NhwcConv" if slot == 1:
-            return 0, False
-        case "ConvTranspose" if slot == 1:
-            return 1, False
-        case "Gather" if slot == 0:
-            axis = use.attribute("axis", 0)
-            return (axis, False) if -rank <= axis < rank else None
-        case "LSTM" | "GRU" | "RNN" if slot in (1, 2):
-            return -1, True
-        case "Attention" | "PackedAttention" if slot == 1 and use.domain == "com.microsoft":
-            return -1, False
-        case "EmbedLayerNormalization" if slot in (2, 3, 4):
-            return 0, False
-        case "MoE" if slot in (2, 4, 6) and rank == 3:
-            return -1, True
-    return None
+@dataclass(frozen=True)
+class _Place:
+    """The output channels' axis as an operator sees its input, negative from the end.
+
+    `turned` instead where attribute `turned_by` is set; attribute `axis_attribute` says it where there is one. With
+    `rows`, each position of all axes but `axis` is a channel of its own.
+    """
+
+    axis: int
+    turned_by: str = ""
+    turned: int = 0
+    axis_attribute: str = ""
+    rows: bool = False
+
+
+_MS = "com.microsoft"
+_PLACES: dict[tuple[str, str, int], _Place] = {
+    ("", "MatMul", 0): _Place(-2),
+    ("", "MatMul", 1): _Place(-1),
+    ("", "Gemm", 0): _Place(0, "transA", 1),
+    ("", "Gemm", 1): _Place(1, "transB", 0),
+    (_MS, "FusedMatMul", 0): _Place(-2, "transA", -1),
+    (_MS, "FusedMatMul", 1): _Place(-1, "transB", -2),
+    (_MS, "FusedGemm", 1): _Place(1, "transB", 0),
+    ("", "Conv", 1): _Place(0),
+    ("", "DeformConv", 1): _Place(0),
+    (_MS, "FusedConv", 1): _Place(0),
+    ("", "ConvTranspose", 1): _Place(1),
+    ("", "Gather", 0): _Place(0, axis_attribute="axis"),
+    **{("", op, slot): _Place(-1, rows=True) for op in ("LSTM", "GRU", "RNN") for slot in (1, 2)},
+    **{(_MS, op, 1): _Place(-1) for op in ("Attention", "PackedAttention")},
+    **{(_MS, "EmbedLayerNormalization", slot): _Place(0) for slot in (2, 3, 4)},
+    **{(_MS, "MoE", slot): _Place(-1, rows=True) for slot in (2, 4, 6)},
+}
 
 
 class _Walk:
@@ -143,7 +150,9 @@ class _Walk:
         if function is not None:
             self._call(function, dict(found))
             return
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in _PLAIN and not a.ref_attr_name}
+        attributes = {
+            a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in _PLAIN and not a.ref_attr_name
+        }
         if node.op_type in FOLLOWED and node.output:
             alias = found[0][1]
             perm = alias.perm

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Field", "Hole", "Piece", "WireError", "Window", "field_bytes", "fields", "punch", "rewrite"]
+__all__ = ["Field", "Hole", "Piece", "Window", "WireError", "field_bytes", "fields", "punch", "rewrite"]
 
 # Message kinds that can hold a tensor somewhere, and the fields through which.
 CHILDREN: dict[str, dict[int, str]] = {
@@ -128,7 +128,9 @@ def fields(data: Data, start: int, end: int) -> Iterator[Field]:
         at = stop
 
 
-def rewrite(data: Data, start: int, end: int, kind: str, skip: Callable[[Data, int, int], bool], leaf: Leaf) -> list[Piece] | None:
+def rewrite(
+    data: Data, start: int, end: int, kind: str, skip: Callable[[Data, int, int], bool], leaf: Leaf
+) -> list[Piece] | None:
     """The message in start … end-1 with each tensor replaced by what `leaf` answers; None if nothing changed.
 
     `skip` says of a nested message that no tensor in it can be of interest. `leaf` answers None to keep a tensor.
@@ -165,7 +167,9 @@ def _rewrite(
     return pieces
 
 
-def punch(message: bytes, marker: bytes, leaf: Callable[[bytes], list[Piece] | None]) -> tuple[bytes, list[tuple[int, Hole]]]:
+def punch(
+    message: bytes, marker: bytes, leaf: Callable[[bytes], list[Piece] | None]
+) -> tuple[bytes, list[tuple[int, Hole]]]:
     """A ModelProto in memory with holes where `leaf` asks for them: (bytes without them, [(position, hole)]).
 
     Only tensors that contain `marker` are looked at. Every length field counts the holes' bytes.

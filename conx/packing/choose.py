@@ -1,7 +1,7 @@
 """How one tensor is stored: the candidates that its values and the user's rule allow, and the smallest of them.
 
-Sizes are compared by coding samples (whole small tensors, else some segments) with the same zstd settings that the writer
-uses.
+Sizes are compared by coding samples (whole small tensors, else some segments) with the same zstd settings that the
+writer uses.
 """
 
 from collections.abc import Sequence
@@ -157,7 +157,9 @@ def _fitted_palette(values: npt.NDArray[np.float32], meta: TensorMeta, rule: Rul
     fitted = fit_palette(values, rule.palette, group_of)
     stored = np.empty(fitted.values.size, meta.dtype.storage)
     convert(fitted.values.reshape(-1), DType.FLOAT32, meta.dtype, stored)
-    return _palette(replace(fitted, values=stored.reshape(fitted.values.shape)), axis, rule.group if axis is not None else None)
+    return _palette(
+        replace(fitted, values=stored.reshape(fitted.values.shape)), axis, rule.group if axis is not None else None
+    )
 
 
 def _smallest(candidates: Sequence[Encoded], meta: TensorMeta) -> Encoded:
@@ -171,7 +173,9 @@ def _size(encoded: Encoded, meta: TensorMeta) -> float:
     if not codec.stream_names(meta):
         return sum(map(len, encoded.side))
     starts = range(0, count, SEGMENT)
-    picked = starts if len(starts) <= SAMPLES else [starts[i * (len(starts) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+    picked = (
+        starts if len(starts) <= SAMPLES else [starts[i * (len(starts) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
+    )
     seen = 0
     segments = []
     for start in picked:

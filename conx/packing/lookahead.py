@@ -12,14 +12,20 @@ Out = TypeVar("Out")
 
 
 def ordered_map(
-    pool: ThreadPoolExecutor, work: Callable[[In], Out], items: Sequence[In], sizes: Sequence[int], ahead: int, most: int
+    pool: ThreadPoolExecutor,
+    work: Callable[[In], Out],
+    items: Sequence[In],
+    sizes: Sequence[int],
+    ahead: int,
+    most: int,
 ) -> Iterator[Out]:
     """`work` of each item, in order.
 
     Args:
         pool: where it runs.
         work: what to do.
-        items, sizes: what to do it with, and the bytes that each takes.
+        items: what to do it with.
+        sizes: bytes that each takes.
         ahead: items under way at once.
         most: bytes under way at once, not counting the item that is needed next.
     """
@@ -28,7 +34,7 @@ def ordered_map(
     try:
         for _ in items:
             while at < len(items) and (
-                not running or len(running) < ahead and sum(size for _, size in running) + sizes[at] <= most
+                not running or (len(running) < ahead and sum(size for _, size in running) + sizes[at] <= most)
             ):
                 running.append((pool.submit(work, items[at]), sizes[at]))
                 at += 1

@@ -1,7 +1,7 @@
 """`conx.pack`: read, find ties, decide, encode, write, verify, rename.
 
-Everything that needs judgement happens here, so that loading is a table look-up. Weights are read one by one; what is in
-memory at any time are the tensors being worked on, and the segments being compressed.
+Everything that needs judgement happens here, so that loading is a table look-up. Weights are read one by one; what is
+in memory at any time are the tensors being worked on, and the segments being compressed.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
 
 from conx._version import __version__
 from conx.checking import verify_tensors
@@ -98,7 +97,9 @@ class _Stored:
 
 
 class _Packing:
-    def __init__(self, source: SourceModel, target: Path, settings: Settings, threads: int, progress: Progress | None) -> None:
+    def __init__(
+        self, source: SourceModel, target: Path, settings: Settings, threads: int, progress: Progress | None
+    ) -> None:
         self.source, self.target, self.settings, self.threads = source, target, settings, threads
         self.total = 2 * sum(w.nbytes for w in source.weights)
         self.done = 0
@@ -111,7 +112,10 @@ class _Packing:
             raise ValueError(f"no weight of {self.source.path} is named like {unmatched[0]!r}; `conx info` lists them")
         self.ties = find_ties(self.source.weights, self._advance)
         self.axes = _stored_axes(self.source, self.ties)
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool, Writer(self.target, pool) as writer:
+        with (
+            ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool,
+            Writer(self.target, pool) as writer,
+        ):
             places = {t.stored: i for i, t in enumerate(t for n, t in enumerate(self.ties) if t.stored == n)}
             stored = [w for w in self.source.weights if w.number in places]
             tensors = []
@@ -147,7 +151,7 @@ class _Packing:
         if choice.lossless:
             return _Stored(weight, choice, self.ties[weight.number].sha256, None)
         decoded = decode_encoded(choice.encoded, TensorMeta(weight.shape, weight.dtype))
-        return _Stored(weight, choice, hashlib.sha256(decoded).digest(), weight_error(data, decoded, weight.dtype))
+        return _Stored(weight, choice, hashlib.sha256(decoded.data).digest(), weight_error(data, decoded, weight.dtype))
 
     def _write_graphs(self, writer: Writer, places: dict[int, int]) -> list[Graph]:
         source = source_skeleton(self.source, self.settings.external_above)
@@ -161,7 +165,9 @@ class _Packing:
             self._graph(RUN, precisions, run, run_stream, places),
         ]
 
-    def _graph(self, role: str, precisions: tuple[str, ...], skeleton: Skeleton, stream: Stream, places: dict[int, int]) -> Graph:
+    def _graph(
+        self, role: str, precisions: tuple[str, ...], skeleton: Skeleton, stream: Stream, places: dict[int, int]
+    ) -> Graph:
         holes = tuple(Hole(at=at, **self._binding(number, places)) for at, number in skeleton.holes)
         externals = tuple(
             External(location=e.location, name=e.name, repacked=e.repacked, **self._binding(e.weight, places))
@@ -177,7 +183,9 @@ class _Packing:
         return {"tensor": places[tie.stored], "perm": tie.perm, "shape": None if shape == seen else shape}
 
     def _metadata(self, tensors: list[Tensor], errors: list[WeightError | None]) -> dict[str, Any]:
-        measured = {t.name or str(i): e.to_map() for i, (t, e) in enumerate(zip(tensors, errors, strict=True)) if e is not None}
+        measured = {
+            t.name or str(i): e.to_map() for i, (t, e) in enumerate(zip(tensors, errors, strict=True)) if e is not None
+        }
         unique = {t.stored for t in self.ties}
         facts = graph_facts(self.source)
         facts["parameters"] = parameter_count(self.source)
@@ -239,5 +247,3 @@ def _mapped(
     if [stored[i] for i in longer] != [shape[i] for i in mine] or place.axis not in mine:
         return place if perm is None and shape == stored else None
     return ChannelAxis(longer[mine.index(place.axis)], place.rows)
-
-

@@ -11,8 +11,13 @@ __all__ = ["Settings", "make_settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What to do. `rules` say how tensors are coded; `external_above` is the size from which a model's own
-    graph keeps its weights outside of the message (protobuf's limit; tests lower it)."""
+    """What to do.
+
+    Attributes:
+        rules: how tensors are coded.
+        lossless: whether all is kept bit for bit.
+        external_above: bytes from which a model's own graph keeps its weights outside of the message.
+    """
 
     rules: Rules
     lossless: bool

@@ -1,10 +1,10 @@
 """Codes on a uniform grid: scales from the largest magnitude, codes by rounding.
 
 `code = clip(rint(w / scale))` in float32, with a scale for each channel or block. With 8 bits the scale is
-max|w| / 127, but not finer than 1/32 of the root mean square: codes are entropy-coded, so a finer step costs bits, and in
-channels without large values it would buy less error than all others have. Fewer bits waste most of the grid on the
-largest value; there the scale is the one of some candidates with the smallest squared error (clipping search as in Banner et
-al., "Post training 4-bit quantization", NeurIPS 2019, section 3, by trial instead of by formula).
+max|w| / 127, but not finer than 1/32 of the root mean square: codes are entropy-coded, so a finer step costs bits,
+and in channels without large values it would buy less error than all others have. Fewer bits waste most of the grid
+on the largest value; there the scale is the one of some candidates with the smallest squared error (clipping search
+as in Banner et al., "Post training 4-bit quantization", NeurIPS 2019, section 3, by trial instead of by formula).
 
 Scales are kept as one base and a logarithmic byte each (an eighth of an octave a step, rounded up so that the largest
 value still fits), which costs no measurable error and a quarter of the bytes.
@@ -49,7 +49,7 @@ def fit_grid(values: F32, axis: int | None, block: int | None, bits: int) -> Gri
         bits: 2 to 8.
     """
     top = 2 ** (bits - 1) - 1
-    view = _three_axes(values, axis, block)
+    view = _three_axes(values, axis)
     peaks = _peaks(view, axis is not None, block)
     scales = _at_least_smallest(peaks, top)
     if bits == 8:
@@ -65,7 +65,7 @@ def fit_grid(values: F32, axis: int | None, block: int | None, bits: int) -> Gri
     return Grid(codes, flat, axis, block, base, None if log_codes is None else log_codes.reshape(-1))
 
 
-def _three_axes(values: F32, axis: int | None, block: int | None) -> F32:
+def _three_axes(values: F32, axis: int | None) -> F32:
     """(outer, channels, inner) with the scale's axis in the middle."""
     if axis is None:
         return values.reshape(1, 1, -1)
@@ -77,18 +77,22 @@ def _peaks(view: F32, per_axis: bool, block: int | None) -> F32:
     """The largest magnitude under each scale; dims broadcast against `view` (blocks: middle axis divided)."""
     if block is not None:
         starts = np.arange(0, view.shape[1], block)
-        return np.maximum(np.maximum.reduceat(view, starts, axis=1), -np.minimum.reduceat(view, starts, axis=1))
-    axes = (0, 2) if per_axis else (0, 1, 2)
-    return np.maximum(view.max(axis=axes, keepdims=True), -view.min(axis=axes, keepdims=True))
+        high, low = np.maximum.reduceat(view, starts, axis=1), np.minimum.reduceat(view, starts, axis=1)
+    else:
+        axes = (0, 2) if per_axis else (0, 1, 2)
+        high, low = view.max(axis=axes, keepdims=True), view.min(axis=axes, keepdims=True)
+    peaks: F32 = np.maximum(high, -low)
+    return peaks
 
 
 def _at_least_smallest(peaks: F32, top: int) -> F32:
-    """peak / top, but never 0 or so rounded that the peak would not fit; 0 where all values are 0."""
+    """Peak / top, but never 0 or so rounded that the peak would not fit; 0 where all values are 0."""
     with np.errstate(under="ignore"):
         scales = (peaks / np.float32(top)).astype(np.float32)
         short = scales * np.float32(top + 0.5) < peaks
         scales = np.where(short, np.nextafter(scales, np.float32(np.inf)), scales)
-        return np.where(peaks > 0, np.maximum(scales, SMALLEST), np.float32(0)).astype(np.float32)
+        found: F32 = np.where(peaks > 0, np.maximum(scales, SMALLEST), np.float32(0)).astype(np.float32)
+        return found
 
 
 def _relative_rms(view: F32, peaks: F32, block: int | None) -> F32:

@@ -80,6 +80,8 @@ def parse_rule(text: str) -> Rule:
     for part in text.split(","):
         match = re.fullmatch(r"(bits|block|palette|group):(\d{1,6})", part.strip())
         if match is None:
-            raise ValueError(f"{part!r} in {text!r}: write lossless, or bits:N, block:N, palette:N, group:N separated by commas")
+            raise ValueError(
+                f"{part!r} in {text!r}: write lossless, or bits:N, block:N, palette:N, group:N separated by commas"
+            )
         given[{"block": "block_size"}.get(match[1], match[1])] = int(match[2])
     return Rule(**given)  # type: ignore[arg-type]  # the names are those of the pattern

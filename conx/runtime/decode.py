@@ -1,7 +1,7 @@
 """Decode stored tensors into the buffers that a graph wants, segment by segment, on several threads.
 
-Every segment decodes alone and straight into its slice of the final buffer. Where a graph wants the axes in another order
-than they are stored, the segment goes through a scratch buffer and is scattered.
+Every segment decodes alone and straight into its slice of the final buffer. Where a graph wants the axes in another
+order than they are stored, the segment goes through a scratch buffer and is scattered.
 """
 
 import math
@@ -16,18 +16,19 @@ import numpy.typing as npt
 
 from conx.codecs import codec_from
 from conx.codecs.base import TensorMeta
+from conx.codecs.convert import SOURCES, TARGETS
 from conx.container.reader import Reader
-from conx.container.records import Binding, Graph, Tensor
+from conx.container.records import Binding, External, Graph, Tensor
 from conx.dtypes import DType
 from conx.errors import ConxError, FormatError
 
-__all__ = ["Progress", "decode_all", "decode_tensor", "default_threads", "fill_holes"]
+__all__ = ["Progress", "decode_all", "default_threads", "fill_holes"]
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 """`progress(done, total)`: bytes decoded so far, and in all."""
 
-FLOAT_TARGETS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+ALIGNMENT = 64  # bytes; of the buffers within an arena
 
 
 @dataclass(frozen=True)
@@ -45,36 +46,55 @@ def default_threads() -> int:
     return max(1, min(usable, 16))
 
 
-def decode_tensor(reader: Reader, tensor: Tensor, threads: int = 1) -> Array:
-    """A tensor's values, flat in the row-major order of its shape, in the storage type of its own element type."""
-    return decode_all(reader, [Binding(tensor=reader.index.tensors.index(tensor))], threads)[0]
-
-
 def decode_all(
     reader: Reader, bindings: Sequence[Binding], threads: int | None = None, progress: Progress | None = None
 ) -> list[Array]:
     """The values of each binding, flat, in the storage type that it asks for.
 
-    Bindings that want the same bytes get the same array.
+    Bindings that want the same bytes get the same array. Arrays lie in a few arenas, as large allocations are had
+    with few page faults: those of externals that are repacked in one, so that it can be dropped whole, all others in
+    another.
 
     Raises:
         FormatError, IntegrityError: the file is damaged; the message names the tensor.
     """
-    buffers: dict[tuple[int, DType, tuple[int, ...] | None], Array] = {}
+    keys = [_key(reader, binding) for binding in bindings]
+    wanted: dict[_Key, bool] = {}  # whether it is only for externals that are repacked
+    for key, binding in zip(keys, bindings, strict=True):
+        wanted[key] = wanted.get(key, True) and isinstance(binding, External) and binding.repacked
+    buffers: dict[_Key, Array] = {}
+    for repacked in (False, True):
+        mine = [key for key, flag in wanted.items() if flag is repacked]
+        sizes = [key[1].nbytes(reader.index.tensors[key[0]].count) for key in mine]
+        buffers |= zip(mine, _arena(sizes, [key[1].storage for key in mine]), strict=True)
     jobs: list[_Job] = []
-    keys = []
-    for binding in bindings:
-        tensor = reader.index.tensors[binding.tensor]
-        target = binding.dtype_of(tensor)
-        perm = binding.perm if binding.perm != tuple(range(len(tensor.shape))) else None
-        key = (binding.tensor, target, perm)
-        keys.append(key)
-        if key not in buffers:
-            count = tensor.count if target.bits >= 8 else target.nbytes(tensor.count)
-            buffers[key] = np.empty(count, target.storage)
-            jobs += _jobs(reader, tensor, target, perm, buffers[key])
+    for key in wanted:
+        number, target, perm = key
+        jobs += _jobs(reader, reader.index.tensors[number], target, perm, buffers[key])
     _run(jobs, default_threads() if threads is None else threads, progress)
     return [buffers[key] for key in keys]
+
+
+_Key = tuple[int, DType, tuple[int, ...] | None]
+
+
+def _key(reader: Reader, binding: Binding) -> _Key:
+    """What tells the bytes that a binding wants from others: tensor, type, permutation."""
+    tensor = reader.index.tensors[binding.tensor]
+    identity = binding.perm == tuple(range(len(tensor.shape)))
+    return binding.tensor, binding.dtype_of(tensor), None if identity else binding.perm
+
+
+def _arena(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
+    """Flat arrays of these bytes and types in one allocation, each aligned."""
+    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    arena = np.empty(sum(padded) + ALIGNMENT, np.uint8)
+    at = -arena.ctypes.data % ALIGNMENT
+    arrays = []
+    for size, pad, dtype in zip(sizes, padded, dtypes, strict=True):
+        arrays.append(arena[at : at + size].view(dtype))
+        at += pad
+    return arrays
 
 
 def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> bytes:
@@ -86,7 +106,7 @@ def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> byte
     pieces: list[Any] = []
     at = 0
     for hole, array in zip(graph.holes, arrays, strict=True):
-        pieces += [skeleton[at : hole.at], memoryview(array).cast("B")]
+        pieces += [skeleton[at : hole.at], array.data.cast("B")]
         at = hole.at
     return b"".join([*pieces, skeleton[at:]])
 
@@ -94,7 +114,7 @@ def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> byte
 def _jobs(reader: Reader, tensor: Tensor, target: DType, perm: tuple[int, ...] | None, out: Array) -> Iterable[_Job]:
     meta = TensorMeta(tensor.stored_shape, tensor.dtype)
     label = f"tensor {tensor.name!r}"
-    if target is not tensor.dtype and not (tensor.dtype.is_float and target in FLOAT_TARGETS):
+    if target is not tensor.dtype and not (tensor.dtype in SOURCES and target in TARGETS):
         raise FormatError(f"{label}: {tensor.dtype.label} cannot be decoded to {target.label}")
     view = _stored_view(tensor, perm, out, label)
     try:

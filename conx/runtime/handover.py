@@ -7,8 +7,8 @@ Two ways, measured on memory (benchmarks/loading.py):
   makes its own copy in another layout and never looks at ours again, so ours is dropped when the session exists.
 
 With that key onnxruntime copies nothing else, OrtValues included: a weight that is not repacked after all would be read
-after it was dropped. So the second way is taken only where nothing hinders repacking, and after a trial has shown that this
-onnxruntime on this processor repacks.
+after it was dropped. So the second way is taken only where nothing hinders repacking, and after a trial has shown
+that this onnxruntime on this processor repacks.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ USE_BUFFERS = "session.use_external_initializer_file_buffers_directly"
 NO_REPACKING = "session.disable_prepacking"
 CPU = "CPUExecutionProvider"
 
-# ModelProto: ir_version 8, opset 13, y = Gemm(MatMul(x, A), B), x [1, 32], A and B external [32, 32] at locations "A" and "B".
+# ModelProto: ir_version 8, opset 13, y = Gemm(MatMul(x, A), B), x [1, 32], A and B external [32, 32] at locations "A"
+# and "B".
 TRIAL = bytes.fromhex(
     "08083a89010a110a01780a014112016822064d61744d756c0a0f0a01680a0142120179220447656d6d1201672a1a0820082010014201416a"
     "0d0a086c6f636174696f6e12014170012a1a0820082010014201426a0d0a086c6f636174696f6e12014270015a130a0178120e0a0c0801"

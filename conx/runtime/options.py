@@ -1,7 +1,7 @@
 """SessionOptions of one's own: a clone of the caller's, so that nothing of a .conx is left in his object.
 
-onnxruntime's SessionOptions cannot be copied from Python. But a session gives out the options it was made with: a session
-of a model with one Identity node is opened with the caller's options and asked for them.
+onnxruntime's SessionOptions cannot be copied from Python. But a session gives out the options it was made with: a
+session of a model with one Identity node is opened with the caller's options and asked for them.
 """
 
 from collections.abc import Sequence

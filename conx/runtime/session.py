@@ -7,6 +7,7 @@ import io
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import onnxruntime
@@ -73,6 +74,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         _check_choice("memory", memory, MEMORY)
         _check_choice("verify", verify, tuple(v.value for v in Verify))
         self._keep: list[Any] = []
+        self._again: tuple[Any, Any, dict[str, Any]] | None = None
         if not is_conx(path_or_bytes):
             self._pass_through(path_or_bytes, sess_options, providers, provider_options, precision, kwargs)
             return
@@ -91,19 +93,28 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         log.info("opening %s at precision %s", _label(path_or_bytes), self.precision)
         kwargs.setdefault("enable_fallback", 0)
         self._keep = handed.keep
+        self._again = (
+            _path_only(path_or_bytes),
+            sess_options,
+            {"precision": precision, "memory": memory, "verify": verify, "custom_ops": custom_ops, **kwargs},
+        )
         super().__init__(model, options, providers, provider_options, **kwargs)
         handed.until_open.clear()
         self._model_bytes = None  # onnxruntime has parsed it
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
-        """Refused for a .conx: onnxruntime would make the session again, and the weights have been handed over.
+        """As in onnxruntime: opens the model again with other providers. A .conx is read again from its path.
 
         Raises:
-            RuntimeError: always, for a .conx; open another session with these providers.
+            RuntimeError: the .conx did not come from a path, so it is no longer at hand.
         """
-        if self._keep:
-            raise RuntimeError("set_providers: a .conx session is opened with its providers; open another one")
-        super().set_providers(providers, provider_options)
+        if self._again is None:
+            super().set_providers(providers, provider_options)
+            return
+        source, options, settings = self._again
+        if not isinstance(source, (str, os.PathLike)):
+            raise RuntimeError("set_providers: this .conx was not opened from a path; open another session")
+        self.__init__(source, options, providers, provider_options, **settings)  # type: ignore[misc]  # as onnxruntime does
 
     def _pass_through(
         self,
@@ -115,7 +126,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         kwargs: dict[str, Any],
     ) -> None:
         if precision not in ("auto", "original"):
-            raise UnsupportedError(f"{_label(model)} is no .conx file: it has no precision {precision!r}; pack it first")
+            raise UnsupportedError(
+                f"{_label(model)} is no .conx file: it has no precision {precision!r}; pack it first"
+            )
         if not isinstance(model, (str, os.PathLike, bytes)):
             model = bytes(model) if isinstance(model, (bytearray, memoryview)) else model.read()
         self.precision = "original"
@@ -125,8 +138,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 def is_conx(source: Source) -> bool:
     """Whether `source` is a .conx file, perhaps a damaged one, rather than an .onnx model.
 
-    The magic decides; a file whose name ends in .conx is one whatever it holds, so that damage to the magic is reported as
-    such. A file object is left at its start.
+    The magic decides; a file whose name ends in .conx is one whatever it holds, so that damage to the magic is
+    reported as such. A file object is left at its start.
     """
     if isinstance(source, (str, os.PathLike)):
         if os.fspath(source).lower().endswith(".conx"):
@@ -177,6 +190,11 @@ def _repacking(options: onnxruntime.SessionOptions, providers: Sequence[Any] | N
 def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose {', '.join(map(repr, choices))}")
+
+
+def _path_only(source: Source) -> Any:
+    """The path of a source, or None: a session does not hold on to a file's bytes."""
+    return Path(source).absolute() if isinstance(source, (str, os.PathLike)) else None
 
 
 def _label(source: Any) -> str:
