@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "conx" / "demo_data"
 SEED = 0
 HELD_OUT = 360
 LEAST = 0.98  # of the held-out images named rightly; a worse model is not written
-EPOCHS, BATCH, RATE = 40, 64, 2e-3
+EPOCHS, BATCH, RATE = 100, 64, 2e-3
 BRIGHTEST = 16  # a pixel is 0 to 16
 
 Array = npt.NDArray[np.float32]

@@ -106,7 +106,8 @@ def _relative_rms(view: F32, peaks: F32, block: int | None) -> F32:
     counts = np.full((1, peaks.shape[1], 1), view.size // peaks.size)
     if block is not None:
         counts = np.minimum(block, view.shape[1] - block * np.arange(peaks.shape[1])).reshape(1, -1, 1)
-    return np.sqrt(sums / counts).astype(np.float32)
+    rms: F32 = np.sqrt(sums / counts).astype(np.float32)
+    return rms
 
 
 def _add_under(sums: npt.NDArray[Any], values: npt.NDArray[Any], outer: slice, at: slice) -> None:
