@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,7 +26,8 @@ Progress = Callable[[int, int], None]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for an error (one line on stderr), 2 for wrong usage."""
     args = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _on_signal)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_signal)
     try:
         args.run(args)
         sys.stdout.flush()

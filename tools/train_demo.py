@@ -1,16 +1,18 @@
-"""Train the model of `conx demo` and write it: `python tools/train_demo.py`, about a minute, with the extra `dev`.
+"""Train the model of `conx demo` and write it: `python tools/train_demo.py`, a minute or two, with the extra `dev`.
 
-A convolutional network that names the digits of scikit-learn (1,797 images of 8 x 8 pixels, after Alpaydin and Kaynak,
-UCI Machine Learning Repository, 1998). It is trained on 1,437 of them and names ACCURATE of the other 360 rightly.
+A convolutional network that names the digits of scikit-learn: 1,797 images of 8 x 8 pixels (E. Alpaydin and C. Kaynak,
+"Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998). It is trained on 1,437 of them, and
+names 355 of the other 360 rightly (0.9861).
 
-Training is plain NumPy in float32: gradients by hand, Adam (Kingma and Ba, 2015, algorithm 1). Everything is seeded, so
-that a second run on the same machine gives the same files. Elsewhere, or with another NumPy, its matrix products may add
-in another order: then the weights differ in their last digits at first and, after all steps, visibly. The held-out
-images are the same everywhere.
+Training is plain NumPy in float32: gradients by hand, Adam (Kingma and Ba, 2015, algorithm 1). The number of epochs was
+chosen by cross-validation within the 1,437. Everything is seeded, so that a second run on the same machine gives the
+same files. On another machine or with another NumPy, matrix products may add in another order: then the held-out images
+are the same, and the weights differ, at first in their last digits and in the end visibly.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ SEED = 0
 HELD_OUT = 360
 LEAST = 0.98  # of the held-out images named rightly; a worse model is not written
 EPOCHS, BATCH, RATE = 100, 64, 2e-3
-BRIGHTEST = 16  # a pixel is 0 to 16
+BRIGHTEST = np.float32(16)  # a pixel is 0 to 16
 
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
@@ -77,7 +79,8 @@ def shifted(images: Array, rng: np.random.Generator) -> Array:
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = sliding_window_view(padded, (8, 8), axis=(2, 3))
     down, right = rng.integers(0, 3, (2, len(images)))
-    return windows[np.arange(len(images)), :, down, right]
+    moved: Array = windows[np.arange(len(images)), :, down, right]
+    return moved
 
 
 def probabilities(weights: Weights, images: Array) -> Array:
@@ -115,7 +118,7 @@ def forward(weights: Weights, images: Array, dropped: Array | None) -> dict[str,
     """All activations of the network, by name."""
 
     def convolved(name: str, inputs: Array) -> Array:
-        return np.maximum(convolve(inputs, weights[f"{name}.weight"]) + weights[f"{name}.bias"][:, None, None], 0)
+        return relu(convolve(inputs, weights[f"{name}.weight"]) + weights[f"{name}.bias"][:, None, None])
 
     def multiplied(name: str, inputs: Array) -> Array:
         return inputs @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
@@ -124,12 +127,17 @@ def forward(weights: Weights, images: Array, dropped: Array | None) -> dict[str,
     seen["c2"] = convolved("conv2", seen["c1"])
     seen["pooled"] = seen["c2"].reshape(len(images), -1, 4, 2, 4, 2).max((3, 5))
     seen["c3"] = convolved("conv3", seen["pooled"])
-    hidden = np.maximum(multiplied("fc1", seen["c3"].reshape(len(images), -1)), 0)
+    hidden = relu(multiplied("fc1", seen["c3"].reshape(len(images), -1)))
     seen["hidden"] = hidden if dropped is None else hidden * dropped
     scores = multiplied("fc2", seen["hidden"])
     powers = np.exp(scores - scores.max(1, keepdims=True))
     seen["y"] = powers / powers.sum(1, keepdims=True)
     return seen
+
+
+def relu(values: Array) -> Array:
+    """The positive part."""
+    return values * (values > 0)
 
 
 def convolve(images: Array, kernels: Array) -> Array:
@@ -153,7 +161,7 @@ def unpool(pooled: Array) -> Array:
 def build(weights: Weights) -> onnx.ModelProto:
     """The network as ONNX: `images`, float32 [n, 1, 8, 8] of 0 to 1, to `probabilities`, [n, 10]."""
 
-    def layer(operator: str, name: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    def layer(operator: str, name: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(operator, [inputs, f"{name}.weight", f"{name}.bias"], [output], name, **attributes)
 
     around = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
@@ -188,8 +196,8 @@ def build(weights: Weights) -> onnx.ModelProto:
 def main() -> None:
     """Train, measure, write."""
     images, labels, held_images, held_labels = split()
-    weights = train(images / np.float32(BRIGHTEST), labels)
-    found = probabilities(weights, held_images / np.float32(BRIGHTEST)).argmax(1)
+    weights = train(images.astype(np.float32) / BRIGHTEST, labels)
+    found = probabilities(weights, held_images.astype(np.float32) / BRIGHTEST).argmax(1)
     right = int((found == held_labels).sum())
     print(f"{right} of {HELD_OUT} held-out images named rightly ({right / HELD_OUT:.4f})")
     if right < LEAST * HELD_OUT:

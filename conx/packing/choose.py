@@ -104,14 +104,22 @@ def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Sequence[ChannelAxis
     """The tensor on a grid or palette, or None where that is not asked for or not possible."""
     if rule.lossless or not axes or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
         return None
-    values = np.empty(meta.count, np.float32)
-    convert(data, meta.dtype, DType.FLOAT32, values)
-    if not np.isfinite(values).all():
+    values = _as_float32(data, meta.dtype)
+    if not all(np.isfinite(values[i : i + SEGMENT]).all() for i in range(0, values.size, SEGMENT)):
         return None
     if rule.palette is not None:
         return _fitted_palette(values, meta, rule, axes[0])
     grids = [_grid(values.reshape(meta.shape), axis, rule) for axis in dict.fromkeys(axes)]
     return min((_packed(grid, meta) for grid in grids), key=lambda e: _size(e, meta)) if grids else None
+
+
+def _as_float32(data: Array, dtype: DType) -> npt.NDArray[np.float32]:
+    """The values as float32, without a copy where they are."""
+    if dtype is DType.FLOAT32:
+        return data
+    values = np.empty(data.size, np.float32)
+    convert(data, dtype, DType.FLOAT32, values)
+    return values
 
 
 def _grid(values: npt.NDArray[np.float32], place: ChannelAxis, rule: Rule) -> Grid:

@@ -1,5 +1,6 @@
 """What coding did to a weight."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,7 @@ from conx.codecs.convert import convert
 from conx.container.limits import SEGMENT
 from conx.dtypes import DType
 
-__all__ = ["WeightError", "decode_encoded", "weight_error"]
-
-BLOCK = 1 << 20  # elements compared at once
+__all__ = ["WeightError", "measure"]
 
 
 @dataclass(frozen=True)
@@ -34,28 +33,31 @@ class WeightError:
         return {"peak": float(f"{self.peak:.6g}"), "rms": float(f"{self.rms:.6g}")}
 
 
-def decode_encoded(encoded: Encoded, meta: TensorMeta) -> npt.NDArray[Any]:
-    """The values that a reader will decode, flat, in the tensor's own type."""
-    out = np.empty(meta.count, meta.dtype.storage)
+def measure(encoded: Encoded, meta: TensorMeta, data: npt.NDArray[Any]) -> tuple[bytes, WeightError]:
+    """SHA-256 of the values that a reader will decode, and their error, segment by segment.
+
+    Args:
+        encoded: the coded tensor, stored in the order of its shape.
+        meta: its dims and type.
+        data: the original values, flat, all finite, of the same type (float32, float16 or bfloat16).
+    """
     decoder = encoded.codec.decoder(meta, encoded.side, meta.dtype)
+    digest = hashlib.sha256()
+    power = noise = largest = worst = 0.0
+    out = np.empty(min(SEGMENT, meta.count), meta.dtype.storage)
     for start in range(0, meta.count, SEGMENT):
         stop = min(start + SEGMENT, meta.count)
-        decoder(start, stop - start, encoded.codec.encode(encoded.data[start:stop], meta), out[start:stop])
-    return out
-
-
-def weight_error(data: npt.NDArray[Any], decoded: npt.NDArray[Any], dtype: DType) -> WeightError:
-    """The error of `decoded` against `data`, both flat and of `dtype` (float32, float16 or bfloat16), all finite."""
-    power = noise = 0.0
-    largest = worst = 0.0
-    for start in range(0, data.size, BLOCK):
-        wanted, got = (_as_float64(a[start : start + BLOCK], dtype) for a in (data, decoded))
-        off = got - wanted
+        part = out[: stop - start]
+        decoder(start, stop - start, encoded.codec.encode(encoded.data[start:stop], meta), part)
+        digest.update(part.data)
+        wanted = _as_float64(data[start:stop], meta.dtype)
+        off = _as_float64(part, meta.dtype) - wanted
         power += float(np.dot(wanted, wanted))
         noise += float(np.dot(off, off))
         largest = max(largest, float(np.abs(wanted).max()))
         worst = max(worst, float(np.abs(off).max()))
-    return WeightError(math.sqrt(noise / power) if power else 0.0, worst / largest if largest else 0.0)
+    rms = math.sqrt(noise / power) if power else 0.0
+    return digest.digest(), WeightError(rms, worst / largest if largest else 0.0)
 
 
 def _as_float64(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[np.float64]:

@@ -4,7 +4,6 @@ Everything that needs judgement happens here, so that loading is a table look-up
 in memory at any time are the tensors being worked on, and the segments being compressed.
 """
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from conx.graph.ties import Tie, find_ties
 from conx.graph.uses import ChannelAxis, channel_axes, weight_uses
 from conx.packing.choose import Choice, choose
 from conx.packing.lookahead import ordered_map
-from conx.packing.measure import WeightError, decode_encoded, weight_error
+from conx.packing.measure import WeightError, measure
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import Settings, make_settings
 from conx.quantize.rules import Rule
@@ -150,8 +149,8 @@ class _Packing:
             raise ModelError(f"{self.source.path}: tensor {weight.name!r}: {e}") from None
         if choice.lossless:
             return _Stored(weight, choice, self.ties[weight.number].sha256, None)
-        decoded = decode_encoded(choice.encoded, TensorMeta(weight.shape, weight.dtype))
-        return _Stored(weight, choice, hashlib.sha256(decoded.data).digest(), weight_error(data, decoded, weight.dtype))
+        digest, error = measure(choice.encoded, TensorMeta(weight.shape, weight.dtype), data)
+        return _Stored(weight, choice, digest, error)
 
     def _write_graphs(self, writer: Writer, places: dict[int, int]) -> list[Graph]:
         source = source_skeleton(self.source, self.settings.external_above)

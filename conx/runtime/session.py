@@ -17,9 +17,12 @@ from conx.container.reader import Reader, Verify
 from conx.errors import UnsupportedError
 from conx.runtime.decode import Progress, decode_all, fill_holes
 from conx.runtime.handover import CPU, NO_REPACKING, hand_over
+from conx.runtime.installed import check_onnxruntime
 from conx.runtime.options import clone_options
 
 __all__ = ["PRECISIONS", "InferenceSession", "is_conx"]
+
+check_onnxruntime()
 
 log = logging.getLogger("conx")
 
