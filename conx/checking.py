@@ -5,16 +5,18 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 from conx.container.reader import Reader, Verify
-from conx.container.records import Binding, Tensor
+from conx.container.records import Binding
 from conx.errors import ConxError, IntegrityError
 from conx.runtime.decode import decode_all, default_threads
 
 __all__ = ["CheckReport", "check", "verify_tensors"]
 
 Progress = Callable[[int, int], None]
+ALONE = 1 << 24  # bytes above which a tensor is decoded by all threads, with no other beside it
 
 
 @dataclass(frozen=True)
@@ -82,18 +84,20 @@ def verify_tensors(reader: Reader, threads: int, progress: Progress | None = Non
     total = sum(t.nbytes for t in reader.index.tensors)
     done = 0
 
-    def one(numbered: tuple[int, Tensor]) -> int:
-        number, tensor = numbered
-        values = decode_all(reader, [Binding(tensor=number)], threads=1)[0]
+    def one(number: int, within: int = 1) -> int:
+        tensor = reader.index.tensors[number]
+        values = decode_all(reader, [Binding(tensor=number)], within)[0]
         if hashlib.sha256(values.data).digest() != tensor.sha256:
             raise IntegrityError(
                 f"{reader.name}: tensor {tensor.name!r}: decoded values have another SHA-256 than recorded"
             )
         return tensor.nbytes
 
+    small = [i for i, tensor in enumerate(reader.index.tensors) if tensor.nbytes <= ALONE]
+    large = [i for i, tensor in enumerate(reader.index.tensors) if tensor.nbytes > ALONE]
     with ThreadPoolExecutor(threads, thread_name_prefix="conx-check") as pool:
         try:
-            for nbytes in pool.map(one, enumerate(reader.index.tensors)):
+            for nbytes in chain(pool.map(one, small), (one(number, threads) for number in large)):
                 done += nbytes
                 if progress is not None:
                     progress(done, total)

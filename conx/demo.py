@@ -38,7 +38,7 @@ and run on {images} images that the network was not trained on.
 """
 AFTER = """
 precision   what the graph computes in; `original` is the model's own graph
-load ms     from the file to a session that can run, the fastest of {openings}
+load ms     until the session can run, best of {openings}; here mostly fixed costs
 accuracy    part of the images that are named rightly
 difference  the largest between a probability and the one that the .onnx gives
 
@@ -46,7 +46,7 @@ Lossless keeps every bit of the weights. The default keeps a code of 8 bits for
 each weight, which is then compressed; with fewer bits the file gets smaller and
 the weights coarser. Now pack a model of yours:
 
-    conx pack model.onnx -o model.conx     (also: --lossless, --bits 4; see --help)
+    conx pack model.onnx -o model.conx   (also --lossless, --bits 4; see --help)
     conx info model.conx
 
 and in Python, in place of onnxruntime.InferenceSession("model.onnx"):

@@ -95,9 +95,12 @@ def _planes(data: Array, dtype: DType) -> Encoded:
 
 
 def _all_equal(data: Array) -> bool:
-    words = data.view(np.uint8).reshape(data.size, data.dtype.itemsize)
-    step = max(1, data.size // 64)
-    return bool((words[::step] == words[0]).all() and (words == words[0]).all())
+    first = data[:1].tobytes()
+    if data[-1:].tobytes() != first:
+        return False
+    block = np.repeat(data[:1], min(SEGMENT, data.size)).data.cast("B")
+    parts = (data[i : i + SEGMENT] for i in range(0, data.size, SEGMENT))
+    return all(part.data.cast("B") == block[: part.nbytes] for part in parts)
 
 
 def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Sequence[ChannelAxis]) -> Encoded | None:

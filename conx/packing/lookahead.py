@@ -38,8 +38,7 @@ def ordered_map(
             ):
                 running.append((pool.submit(work, items[at]), sizes[at]))
                 at += 1
-            yield running[0][0].result()
-            running.popleft()
+            yield running.popleft()[0].result()
     finally:
         for future, _ in running:
             future.cancel()

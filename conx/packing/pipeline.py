@@ -37,7 +37,7 @@ from conx.runtime.decode import default_threads
 __all__ = ["pack"]
 
 Progress = Callable[[int, int], None]
-IN_FLIGHT = 1 << 28  # bytes of weights that are worked on at once, beyond the one that is needed next
+IN_FLIGHT = 1 << 26  # bytes of weights that are worked on at once, beyond the one that is needed next
 
 
 def pack(
@@ -122,6 +122,7 @@ class _Packing:
             for one in ordered_map(pool, self._decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
                 tensors.append(_write(writer, one))
                 errors.append(one.error)
+                del one  # before the next one is read
             graphs = self._write_graphs(writer, places)
             features = sorted({"draft-1"} | {f"codec:{t.codec}" for t in tensors})
             writer.finish(features, graphs, tensors, self._metadata(tensors, errors), self._verify)

@@ -24,7 +24,7 @@ from tests.builders import CPU, one_thread, run, same_bits, tensors
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 BATCHES = 40
-LEAST = 34  # models of a batch that run, of 44 (onnx 1.20) to 51 (1.23); onnxruntime lacks the operators of the others
+LEAST = 36  # models of a batch that run, of 44 (onnx 1.20) to 51 (1.23); onnxruntime lacks the operators of the others
 LIGHT = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")
 
 # Operators whose answer is random: of these only the shapes are compared. None of them runs in onnxruntime 1.32 unless
@@ -114,7 +114,7 @@ def test_packed_with_weights_outside(
             outside += len(conx.inspect(path.with_suffix(".conx")).tensors)
     assert wrong == []
     assert ran >= LEAST
-    assert outside >= LEAST, "weights were meant to be taken out of the graph"
+    assert outside >= 45, "weights were meant to be taken out of the graph"
 
 
 @pytest.mark.parametrize("name", LIGHT)
