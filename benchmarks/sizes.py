@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 import os
 import platform
 import random
@@ -31,7 +30,7 @@ from onnx import external_data_helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import conx
-from benchmarks.corpus import fetch
+from benchmarks.corpus import MODELS, fetch
 from benchmarks.feeds import COMPARISON, Run, runner
 from benchmarks.inputs import SCORED, agreement, feeds, minilm_embed, score
 from benchmarks.measure import table
@@ -231,7 +230,7 @@ def _error_rows(found: Measured) -> Iterator[dict[str, object]]:
 
 
 def _small(error: float) -> str:
-    return f"{error:.1e}" if math.isfinite(error) and abs(error) > _PERFECT else f"{error:.0f}"
+    return f"{error:.1e}" if abs(error) > _PERFECT else "0"
 
 
 def _figures(figures: Mapping[str, float]) -> str:
@@ -259,7 +258,8 @@ def _report(results: Sequence[Measured], seconds: float) -> str:
     parts = [
         "# Sizes and errors",
         f"By `python -m benchmarks.sizes` in one run of {seconds / 60:.0f} minutes; {machine}; {versions}.",
-        f"## Sizes, as fractions of the .onnx\n{_DYNAMIC}: onnxruntime's, int8 weights per channel.",
+        "## Sizes, as fractions of the .onnx",
+        f"`{_DYNAMIC}` is onnxruntime's, with int8 weights per channel; the .onnx includes its external data.",
         table([_size_row(found) for found in results]),
         "## Lossless",
         table([_exact_row(found) for found in results]),
@@ -269,11 +269,15 @@ def _report(results: Sequence[Measured], seconds: float) -> str:
     for found in results:
         if found.key == "minilm":
             parts += ["## MiniLM", "\n".join(_targets(found))]
-    return "\n\n".join(part.replace("\n", "\n\n", 1) if part.startswith("## S") else part for part in parts) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def main(keys: list[str]) -> int:
     """Measures all of `KEYS`, prints and writes the results file; named models are measured and printed only."""
+    unknown = [key for key in keys if key not in MODELS]
+    if unknown:
+        print(f"unknown model: {', '.join(unknown)}; there are: {', '.join(MODELS)}", file=sys.stderr)
+        return 2
     begun = time.perf_counter()
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:

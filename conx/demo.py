@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import conx
 from conx.report import bytes_text, table
-
-if TYPE_CHECKING:
-    from conx.runtime.session import InferenceSession
 
 __all__ = ["HEAD", "Row", "compare", "run_demo"]
 
@@ -142,13 +139,13 @@ def held_out() -> tuple[Floats, npt.NDArray[np.uint8]]:
         return arrays["images"].astype(np.float32) / 16, arrays["labels"]
 
 
-def _open(path: Path, precision: str) -> tuple["InferenceSession", float]:
+def _open(path: Path, precision: str) -> tuple["conx.InferenceSession", float]:
     """A session and the seconds that it took to open. An .onnx goes straight to onnxruntime."""
     begun = time.perf_counter()
     session = conx.InferenceSession(path, providers=PROVIDERS, precision=precision)
     return session, time.perf_counter() - begun
 
 
-def _run(session: "InferenceSession", images: Floats) -> Floats:
+def _run(session: "conx.InferenceSession", images: Floats) -> Floats:
     found: Floats = session.run(None, {session.get_inputs()[0].name: images})[0]
     return found

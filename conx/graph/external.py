@@ -65,6 +65,8 @@ def locate(model: Path, location: str, label: str) -> Path:
         raise ModelError(
             f"{label}: external location {location!r} is a link that leaves the model's folder; this is refused"
         )
+    if not real.is_file():
+        raise ModelError(f"{label}: external location {location!r} is a folder or a device, not a file")
     return path
 
 

@@ -43,8 +43,16 @@ MAX_SKELETON = 2**31 - 1  # bytes; protobuf parses no larger message
 
 DIMS, DATA_TYPE, NAME, RAW, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
 FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, DOUBLE_DATA, UINT64_DATA = 4, 5, 6, 7, 10, 11
+IS_EXTERNAL = bytes([DATA_LOCATION << 3 | VARINT, onnx.TensorProto.EXTERNAL])
 DATA_FIELDS = (FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, RAW, DOUBLE_DATA, UINT64_DATA)
 LIKE_RAW = (RAW, FLOAT_DATA, DOUBLE_DATA)  # packed fields whose content is what raw_data would hold
+# The element types of each typed field (onnx.proto); int32_data has all others of up to 32 bits.
+TYPED = {
+    FLOAT_DATA: (DType.FLOAT32, DType.COMPLEX64),
+    DOUBLE_DATA: (DType.FLOAT64, DType.COMPLEX128),
+    INT64_DATA: (DType.INT64,),
+    UINT64_DATA: (DType.UINT64, DType.UINT32),
+}
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,7 @@ class _Reading:
                 return False
             if data.find(MARKER.encode(), start, end) >= 0:
                 raise ModelError(f"{self.path}: has tensors marked {MARKER!r}, which conx reserves for itself")
-            return data.find(b"location", start, end) < 0
+            return data.find(b"location", start, end) < 0 and data.find(IS_EXTERNAL, start, end) < 0
 
         self._main = main
         window = Window(main.read, main.size)
@@ -201,6 +209,8 @@ class _Reading:
         if size <= INLINE_MAX or dtype is None:
             return None
         label = f"{self.path}: tensor {head.name!r}"
+        if any(end > begin and not _holds(number, dtype) for number, begin, end in head.payloads):
+            raise ModelError(f"{label}: data of element type {dtype.label} in a field that is not for it")
         shape = _checked_shape(head.dims, label)
         nbytes = dtype.nbytes(math.prod(shape))
         if len(head.payloads) == 1 and head.payloads[0][0] in LIKE_RAW:
@@ -213,7 +223,7 @@ class _Reading:
                 return None
             weight = self._add(head, dtype, shape, tag, self._main, begin)
             return self._stub(data, start, end, weight, drop=(tag,))
-        content = _typed_data(bytes(data.get(start, end)), dtype, label)
+        content = _typed_data(bytes(data.get(start, end)), dtype)
         if len(content) != nbytes:
             raise ModelError(
                 f"{label} has {len(content)} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}"
@@ -331,20 +341,25 @@ def _entry_number(entries: dict[str, str], key: str, default: int, label: str) -
     return int(text)
 
 
-def _typed_data(content: bytes, dtype: DType, label: str) -> bytes:
-    """The data of a TensorProto's typed fields as raw_data would hold it."""
+def _holds(number: int, dtype: DType) -> bool:
+    """Whether values of this type may lie in the TensorProto field of this number."""
+    if number == INT32_DATA:
+        return dtype.bits <= 32 and not any(dtype in types for types in TYPED.values())
+    return number == RAW or dtype in TYPED.get(number, ())
+
+
+def _typed_data(content: bytes, dtype: DType) -> bytes:
+    """The data of a TensorProto's typed fields, which may hold `dtype`, as raw_data would have it."""
     tensor = onnx.TensorProto.FromString(content)
-    if tensor.HasField("raw_data"):
+    if tensor.raw_data:
         return bytes(tensor.raw_data)
-    if len(tensor.float_data):
+    if tensor.float_data:
         return np.asarray(tensor.float_data, "<f4").tobytes()
-    if len(tensor.double_data):
+    if tensor.double_data:
         return np.asarray(tensor.double_data, "<f8").tobytes()
-    if len(tensor.int64_data):
+    if tensor.int64_data:
         return np.asarray(tensor.int64_data, "<i8").tobytes()
-    if len(tensor.uint64_data):
+    if tensor.uint64_data:
         return np.asarray(tensor.uint64_data, np.uint64).astype(dtype.storage).tobytes()
-    if len(tensor.int32_data) and dtype.bits <= 32:
-        width = np.dtype(f"<u{max(dtype.bits, 8) // 8}")
-        return np.asarray(tensor.int32_data, np.int32).astype(np.uint32).astype(width).tobytes()
-    raise ModelError(f"{label}: data of element type {dtype.label} in a field that is not for it")
+    width = np.dtype(f"<u{max(dtype.bits, 8) // 8}")
+    return np.asarray(tensor.int32_data, np.int32).astype(np.uint32).astype(width).tobytes()

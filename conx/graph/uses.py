@@ -1,11 +1,11 @@
-"""Who uses a weight, and along which axis its output channels lie.
+"""Who uses a weight.
 
 A weight is followed through operators that only move its axes or cut and join it (Transpose, Slice, Concat, Unsqueeze:
-exporters reorder the gates of recurrent layers so), into subgraphs by outer scope and into local functions by their
-arguments. What counts is the operator that finally computes with it: a matrix, kernel or embedding is coded
-with a scale for each output channel, since errors of one channel must not spread to another.
+exporters reorder the gates of recurrent layers so; Reshape where it leaves axes alone), into subgraphs by outer scope
+and into local functions by their arguments. What counts is the operator that finally computes with it.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,24 +15,29 @@ from onnx import helper, numpy_helper
 
 from conx.graph.read import SourceModel, weight_number
 
-__all__ = ["ChannelAxis", "Use", "channel_axes", "weight_uses"]
+__all__ = ["Use", "weight_uses"]
 
-KEEPS_AXES = ("Identity", "Cast", "Slice", "Concat", "Split")
+KEEPS_SHAPE = ("Identity", "Cast")
+KEEPS_AXES = ("Slice", "Concat", "Split")
 
 Perm = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A value made of weight `number`: axis i of the value is axis perm[i] of the weight, None an axis put in."""
+    """A value made of weight `number`.
+
+    Axis i of the value is axis perm[i] of the weight, None one of no single axis. `dims` is None where it was cut.
+    """
 
     number: int
     perm: Perm
+    dims: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class Use:
-    """Input `slot` of an operator; axis i of what it sees is axis perm[i] of the weight, None an axis put in."""
+    """Input `slot` of an operator; axis i of what it sees is axis perm[i] of the weight, None one of no single axis."""
 
     op_type: str
     domain: str
@@ -45,70 +50,11 @@ class Use:
         return value if isinstance(value, int) else default
 
 
-@dataclass(frozen=True)
-class ChannelAxis:
-    """A scale for each position of `axis`; with `rows`, one for each position of all axes but `axis`."""
-
-    axis: int
-    rows: bool = False
-
-
 def weight_uses(source: SourceModel) -> list[tuple[Use, ...]]:
     """The uses of each weight, by its number."""
     walk = _Walk(source)
     walk.graph(source.proto.graph, {})
     return [tuple(dict.fromkeys(uses)) for uses in walk.uses]
-
-
-def channel_axes(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
-    """Where the output channels of this use lie in the weight (dims `shape`), or None if it is no such operator."""
-    rank = len(use.perm)
-    place = _PLACES.get((use.domain if use.domain != "ai.onnx" else "", use.op_type, use.slot))
-    if place is None or len(shape) < 2:
-        return None
-    axis = place.axis
-    if place.axis_attribute:
-        axis = use.attribute(place.axis_attribute, axis)
-    elif place.turned_by and use.attribute(place.turned_by, 0):
-        axis = place.turned
-    found = use.perm[axis] if -rank <= axis < rank else None
-    return None if found is None else ChannelAxis(found, place.rows)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The output channels' axis as an operator sees its input, negative from the end.
-
-    `turned` instead where attribute `turned_by` is set; attribute `axis_attribute` says it where there is one. With
-    `rows`, each position of all axes but `axis` is a channel of its own.
-    """
-
-    axis: int
-    turned_by: str = ""
-    turned: int = 0
-    axis_attribute: str = ""
-    rows: bool = False
-
-
-_MS = "com.microsoft"
-_PLACES: dict[tuple[str, str, int], _Place] = {
-    ("", "MatMul", 0): _Place(-2),
-    ("", "MatMul", 1): _Place(-1),
-    ("", "Gemm", 0): _Place(0, "transA", 1),
-    ("", "Gemm", 1): _Place(1, "transB", 0),
-    (_MS, "FusedMatMul", 0): _Place(-2, "transA", -1),
-    (_MS, "FusedMatMul", 1): _Place(-1, "transB", -2),
-    (_MS, "FusedGemm", 1): _Place(1, "transB", 0),
-    ("", "Conv", 1): _Place(0),
-    ("", "DeformConv", 1): _Place(0),
-    (_MS, "FusedConv", 1): _Place(0),
-    ("", "ConvTranspose", 1): _Place(1),
-    ("", "Gather", 0): _Place(0, axis_attribute="axis"),
-    **{("", op, slot): _Place(-1, rows=True) for op in ("LSTM", "GRU", "RNN") for slot in (1, 2)},
-    **{(_MS, op, 1): _Place(-1) for op in ("Attention", "PackedAttention")},
-    **{(_MS, "EmbedLayerNormalization", slot): _Place(0) for slot in (2, 3, 4)},
-    **{(_MS, "MoE", slot): _Place(-1, rows=True) for slot in (2, 4, 6)},
-}
 
 
 # What a name stands for: the weights that a value is made of, or a small tensor (operators have axes as inputs).
@@ -118,7 +64,7 @@ _Scope = dict[str, tuple[Alias, ...] | onnx.TensorProto]
 class _Walk:
     def __init__(self, source: SourceModel) -> None:
         self.uses: list[list[Use]] = [[] for _ in source.weights]
-        self.ranks = [len(w.shape) for w in source.weights]
+        self.shapes = [w.shape for w in source.weights]
         self.functions = {(f.domain, f.name, f.overload): f for f in source.proto.functions}
         self.seen: set[tuple[Any, ...]] = set()
 
@@ -139,7 +85,11 @@ class _Walk:
 
     def _define(self, scope: _Scope, name: str, tensor: onnx.TensorProto) -> None:
         number = weight_number(tensor)
-        scope[name] = tensor if number is None else (Alias(number, tuple(range(self.ranks[number]))),)
+        if number is None:
+            scope[name] = tensor
+        else:
+            shape = self.shapes[number]
+            scope[name] = (Alias(number, tuple(range(len(shape))), shape),)
 
     def _node(self, node: onnx.NodeProto, scope: _Scope) -> None:
         given = [(slot, scope[name]) for slot, name in enumerate(node.input) if name in scope]
@@ -180,18 +130,19 @@ class _Walk:
             return None
         data = found[0][1] if found[0][0] == 0 else ()
         if node.op_type in KEEPS_AXES:
-            return (
-                tuple(alias for _, aliases in found for alias in aliases) if node.op_type == "Concat" else data or None
-            )
+            parts = [alias for _, aliases in found for alias in aliases] if node.op_type == "Concat" else data
+            return tuple(Alias(a.number, a.perm, None) for a in parts) or None
+        if not data:
+            return None
+        if node.op_type in KEEPS_SHAPE:
+            return data
         if node.op_type == "Transpose":
-            return tuple(Alias(a.number, _transposed(a.perm, attributes.get("perm"))) for a in data)
-        if node.op_type in ("Unsqueeze", "Squeeze"):
-            axes = attributes.get("axes")
-            if axes is None and isinstance(second, onnx.TensorProto):
-                axes = numpy_helper.to_array(second).reshape(-1).tolist()
-            change = _unsqueezed if node.op_type == "Unsqueeze" else _squeezed
-            return tuple(Alias(a.number, change(a.perm, axes)) for a in data) if axes and data else None
-        return None
+            return tuple(_transposed(a, attributes.get("perm")) for a in data)
+        change = {"Unsqueeze": _unsqueezed, "Squeeze": _squeezed, "Reshape": _reshaped}.get(node.op_type)
+        numbers = attributes.get("axes")
+        if numbers is None and isinstance(second, onnx.TensorProto) and second.data_type == onnx.TensorProto.INT64:
+            numbers = numpy_helper.to_array(second).reshape(-1).tolist()
+        return tuple(change(a, numbers) for a in data) if change and numbers else None
 
     def _call(self, function: onnx.FunctionProto, given: dict[int, tuple[Alias, ...]]) -> None:
         key = (function.domain, function.name, function.overload, tuple(sorted(given.items(), key=lambda x: x[0])))
@@ -210,18 +161,39 @@ def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
     yield from attribute.graphs
 
 
-def _transposed(perm: Perm, turned: list[int] | None) -> Perm:
-    order = range(len(perm))[::-1] if turned is None else turned
-    return tuple(perm[i] for i in order) if sorted(order) == list(range(len(perm))) else perm
+def _transposed(alias: Alias, order: list[int] | None) -> Alias:
+    rank = len(alias.perm)
+    turn = list(range(rank))[::-1] if order is None else order
+    if sorted(turn) != list(range(rank)):
+        return Alias(alias.number, (None,) * rank, None)
+    dims = alias.dims and tuple(alias.dims[i] for i in turn)
+    return Alias(alias.number, tuple(alias.perm[i] for i in turn), dims)
 
 
-def _unsqueezed(perm: Perm, axes: list[int]) -> Perm:
-    rank = len(perm) + len(axes)
+def _unsqueezed(alias: Alias, axes: list[int]) -> Alias:
+    rank = len(alias.perm) + len(axes)
     new = {axis % rank for axis in axes}
-    rest = iter(perm)
-    return tuple(None if i in new else next(rest, None) for i in range(rank))
+    perm, dims = iter(alias.perm), iter(alias.dims or ())
+    moved = tuple(None if i in new else next(perm, None) for i in range(rank))
+    return Alias(alias.number, moved, alias.dims and tuple(1 if i in new else next(dims, 1) for i in range(rank)))
 
 
-def _squeezed(perm: Perm, axes: list[int]) -> Perm:
-    gone = {axis % len(perm) for axis in axes} if perm else set()
-    return tuple(axis for i, axis in enumerate(perm) if i not in gone)
+def _squeezed(alias: Alias, axes: list[int]) -> Alias:
+    gone = {axis % max(1, len(alias.perm)) for axis in axes}
+    kept = [i for i in range(len(alias.perm)) if i not in gone]
+    dims = alias.dims and tuple(alias.dims[i] for i in kept)
+    return Alias(alias.number, tuple(alias.perm[i] for i in kept), dims)
+
+
+def _reshaped(alias: Alias, shape: list[int]) -> Alias:
+    """Axes that keep their length and what lies behind them stay the same axis."""
+    dims = alias.dims
+    if dims is None:
+        return Alias(alias.number, (None,) * len(shape), None)
+    new = [dims[i] if d == 0 and i < len(dims) else d for i, d in enumerate(shape)]
+    if -1 in new:
+        known = math.prod(d for d in new if d != -1)
+        new[new.index(-1)] = math.prod(dims) // known if known > 0 else 0
+    behind = {(d, math.prod(dims[i + 1 :])): axis for i, (d, axis) in enumerate(zip(dims, alias.perm, strict=True))}
+    perm = tuple(behind.get((d, math.prod(new[i + 1 :]))) for i, d in enumerate(new))
+    return Alias(alias.number, perm, tuple(new))

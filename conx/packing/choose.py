@@ -23,7 +23,8 @@ from conx.container.candidates import choose as choose_parameters
 from conx.container.candidates import compress
 from conx.container.limits import SEGMENT
 from conx.dtypes import DType
-from conx.graph.uses import ChannelAxis
+from conx.graph.channels import ChannelAxis
+from conx.packing.axes import Axes
 from conx.quantize.grid import Grid, fit_grid
 from conx.quantize.palette import Palette as FittedPalette
 from conx.quantize.palette import exact_palette, fit_palette
@@ -46,15 +47,15 @@ class Choice:
     lossless: bool
 
 
-def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: Sequence[ChannelAxis]) -> Choice:
+def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: Axes) -> Choice:
     """Decide how a tensor is stored.
 
     Args:
         data: the values, flat, in the storage type of `dtype`.
         shape: dims.
         dtype: element type.
-        rule: what the user wants; applies only where `axes` says that the tensor is a weight that may be coded.
-        axes: where the output channels lie, one for each kind of use; empty: lossless.
+        rule: what the user wants; applies only where `axes` says that the tensor may be coded.
+        axes: where the output channels lie.
     """
     meta = TensorMeta(shape, dtype)
     exact = _exact(data, meta)
@@ -64,7 +65,7 @@ def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: 
     if coded is None:
         return Choice(_smallest(exact, meta), True)
     best = _smallest(exact, meta) if any(isinstance(e.codec, Palette) for e in exact) else None
-    if best is not None and _size(best, meta) <= LOOSE * _size(coded, meta):
+    if best is not None and (not axes.known or _size(best, meta) <= LOOSE * _size(coded, meta)):
         return Choice(best, True)
     if best is None and _size(coded, meta) >= _size(exact[0], meta):
         return Choice(_smallest(exact, meta), True)
@@ -103,17 +104,17 @@ def _all_equal(data: Array) -> bool:
     return all(part.data.cast("B") == block[: part.nbytes] for part in parts)
 
 
-def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Sequence[ChannelAxis]) -> Encoded | None:
+def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> Encoded | None:
     """The tensor on a grid or palette, or None where that is not asked for or not possible."""
-    if rule.lossless or not axes or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
+    if rule.lossless or axes.exact or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
         return None
     values = _as_float32(data, meta.dtype)
     if not all(np.isfinite(values[i : i + SEGMENT]).all() for i in range(0, values.size, SEGMENT)):
         return None
     if rule.palette is not None:
-        return _fitted_palette(values, meta, rule, axes[0])
-    grids = [_grid(values.reshape(meta.shape), axis, rule) for axis in dict.fromkeys(axes)]
-    return min((_packed(grid, meta) for grid in grids), key=lambda e: _size(e, meta)) if grids else None
+        return _fitted_palette(values, meta, rule, axes.axes[0])
+    grids = (_grid(values.reshape(meta.shape), axis, rule) for axis in axes.axes)
+    return _packed(min(grids, key=lambda grid: grid.noise), meta)
 
 
 def _as_float32(data: Array, dtype: DType) -> npt.NDArray[np.float32]:

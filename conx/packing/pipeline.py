@@ -24,8 +24,8 @@ from conx.errors import ConxError, ModelError
 from conx.graph.facts import graph_facts, is_quantized, parameter_count
 from conx.graph.read import SourceModel, Weight, read_model
 from conx.graph.skeleton import MESSAGE_MAX, Skeleton, run_skeleton, source_skeleton
-from conx.graph.ties import Tie, find_ties
-from conx.graph.uses import ChannelAxis, channel_axes, weight_uses
+from conx.graph.ties import find_ties
+from conx.packing.axes import Axes, stored_axes
 from conx.packing.choose import Choice, choose
 from conx.packing.lookahead import ordered_map
 from conx.packing.measure import WeightError, measure
@@ -110,7 +110,7 @@ class _Packing:
         if unmatched:
             raise ValueError(f"no weight of {self.source.path} is named like {unmatched[0]!r}; `conx info` lists them")
         self.ties = find_ties(self.source.weights, self._advance)
-        self.axes = _stored_axes(self.source, self.ties)
+        self.axes = stored_axes(self.source, self.ties)
         with (
             ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool,
             Writer(self.target, pool) as writer,
@@ -141,8 +141,8 @@ class _Packing:
         tied = [w.name for w, t in zip(self.source.weights, self.ties, strict=True) if t.stored == weight.number]
         rule = self.settings.rules.of(tied)
         axes = self.axes[weight.number]
-        if not axes and self.settings.rules.asked(tied) and len(weight.shape) > 1:
-            axes = [ChannelAxis(i) for i in range(len(weight.shape))]
+        if axes.exact and self.settings.rules.asked(tied):
+            axes = Axes.of_any(weight.shape)
         try:
             data = weight.read()
             choice = choose(data, weight.shape, weight.dtype, rule, axes)
@@ -223,27 +223,3 @@ def _segment(encoded: Encoded, meta: TensorMeta, start: int) -> list[bytes]:
     if encoded.data.size != meta.count:  # types smaller than a byte
         start, stop = meta.dtype.nbytes(start), meta.dtype.nbytes(stop)
     return encoded.codec.encode(encoded.data[start:stop], meta)
-
-
-def _stored_axes(source: SourceModel, ties: list[Tie]) -> list[list[ChannelAxis]]:
-    """The channel axes of each stored weight, those of its ties included."""
-    found: list[list[ChannelAxis]] = [[] for _ in source.weights]
-    for weight, tie, uses in zip(source.weights, ties, weight_uses(source), strict=True):
-        for use in uses:
-            place = channel_axes(use, weight.shape)
-            mapped = place and _mapped(place, weight.shape, tie.perm, source.weights[tie.stored].shape)
-            if mapped and mapped not in found[tie.stored]:
-                found[tie.stored].append(mapped)
-    return found
-
-
-def _mapped(
-    place: ChannelAxis, shape: tuple[int, ...], perm: tuple[int, ...] | None, stored: tuple[int, ...]
-) -> ChannelAxis | None:
-    """`place`, an axis of a tied weight of dims `shape`, as an axis of the stored one. Dims of 1 may come and go."""
-    order = perm or tuple(range(len(stored)))
-    longer = [i for i in order if stored[i] != 1]
-    mine = [i for i, d in enumerate(shape) if d != 1]
-    if [stored[i] for i in longer] != [shape[i] for i in mine] or place.axis not in mine:
-        return place if perm is None and shape == stored else None
-    return ChannelAxis(longer[mine.index(place.axis)], place.rows)

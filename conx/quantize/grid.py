@@ -38,6 +38,11 @@ class Grid:
     base: float | None
     log_codes: npt.NDArray[np.uint8] | None
 
+    @property
+    def noise(self) -> float:
+        """Mean square of the scales: to compare grids of one tensor by their error."""
+        return float(np.square(self.scales.astype(np.float64)).mean())
+
 
 def fit_grid(values: F32, axis: int | None, block: int | None, bits: int) -> Grid:
     """Code a float32 tensor (any dims; all values finite).

@@ -116,7 +116,7 @@ def test_typed_data(form: str, dtype: DType, tmp_path: Path) -> None:
     """As onnx.proto says where each type's values go."""
     count = COUNT * 3 + 1
     values = values_of(dtype, count)
-    if form == "float_data" or form == "double_data":  # NaNs would not survive Python's floats
+    if form in {"float_data", "double_data"}:  # NaNs would not survive Python's floats
         part = np.float32 if form == "float_data" else np.float64
         values = np.random.default_rng(0).standard_normal(count * (1 + (dtype.label[:3] == "com"))).astype(part)
         entries: Any = values.tolist()
@@ -126,7 +126,7 @@ def test_typed_data(form: str, dtype: DType, tmp_path: Path) -> None:
     elif dtype.is_float:
         entries = values.view(f"u{dtype.bits // 8}").tolist()
     else:
-        entries = values.tolist()
+        entries = [int(value) for value in values]
     tensor = TensorProto(name="w", data_type=dtype.number, dims=[count])
     getattr(tensor, form).extend(entries)
     assert only_weight(tensor, tmp_path / "m.onnx").data == packed(values, dtype)
@@ -168,8 +168,8 @@ def _varint(value: int) -> bytes:
 
 
 def test_strings_stay(tmp_path: Path) -> None:
-    made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }")
-    made.graph.initializer.append(helper.make_tensor("s", TensorProto.STRING, [300], ["a string of some length"] * 300))
+    words = np.array(["a string of some length"] * 300, object)
+    made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }", {"s": words})
     content = save(made, tmp_path / "m.onnx").read_bytes()
     with read_model(tmp_path / "m.onnx") as source:
         assert source.weights == []
@@ -190,30 +190,30 @@ def test_a_model_without_weights_is_its_own_skeleton(tmp_path: Path) -> None:
         assert source.size == len(source.skeleton)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (TensorProto(data_type=1, dims=[400], raw_data=bytes(1599)), "1599 bytes of data, its shape [400]"),
-        (TensorProto(data_type=1, dims=[4, 101], raw_data=bytes(1600)), "needs 1616"),
-        (TensorProto(data_type=1, dims=[-400], raw_data=bytes(1600)), "shape [-400] is not possible"),
-        (TensorProto(data_type=1, dims=[1 << 40, 2], raw_data=bytes(1600)), "is not possible"),
-        (TensorProto(data_type=1, dims=[1 << 62, 4], raw_data=bytes(1600)), "is not possible"),
-        (TensorProto(data_type=1, dims=[400], int32_data=[1] * 1100), "is not for it"),
-        (TensorProto(data_type=7, dims=[400], int32_data=[1] * 1100), "is not for it"),
-        (TensorProto(data_type=6, dims=[1101], int32_data=[1] * 1100), "has 4400 bytes of data"),
-    ],
-    ids=str,
-)
-def test_data_that_does_not_fit(tensor: TensorProto, message: str, tmp_path: Path) -> None:
-    tensor.name = "layer.0/w"
-    made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }")
-    made.graph.initializer.append(tensor)
-    with pytest.raises(ModelError, match="layer.0/w") as caught:
+MISFITS: dict[str, tuple[TensorProto, str]] = {
+    "too short": (TensorProto(data_type=1, dims=[400], raw_data=bytes(1599)), "1599 bytes of data, its shape [400]"),
+    "too long": (TensorProto(data_type=1, dims=[4, 101], raw_data=bytes(1600)), "needs 1616"),
+    "negative": (TensorProto(data_type=1, dims=[-400], raw_data=bytes(1600)), "shape [-400] is not possible"),
+    "huge": (TensorProto(data_type=1, dims=[1 << 40, 2], raw_data=bytes(1600)), "is not possible"),
+    "overflow": (TensorProto(data_type=1, dims=[1 << 62, 4], raw_data=bytes(1600)), "is not possible"),
+    "int32 for float32": (TensorProto(data_type=1, dims=[1100], int32_data=[1] * 1100), "is not for it"),
+    "int32 for int64": (TensorProto(data_type=7, dims=[1100], int32_data=[1] * 1100), "is not for it"),
+    "float for int32": (TensorProto(data_type=6, dims=[1100], float_data=[1] * 1100), "is not for it"),
+    "double for uint64": (TensorProto(data_type=13, dims=[300], double_data=[1] * 300), "is not for it"),
+    "too many": (TensorProto(data_type=6, dims=[1101], int32_data=[1] * 1100), "has 4400 bytes of data"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_data_that_does_not_fit(misfit: str, tmp_path: Path) -> None:
+    tensor, message = MISFITS[misfit]
+    made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }", {"layer/w": tensor})
+    with pytest.raises(ModelError, match="layer/w") as caught:
         read_model(save(made, tmp_path / "m.onnx"))
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"hello, this is text", bytes(1000), b"\x80" * 40, b"\x08\x08"], ids=str)
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello, this is text", bytes(1000), b"\x80" * 40, b"\x08\x08"])
 def test_what_is_no_model(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)

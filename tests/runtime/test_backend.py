@@ -182,7 +182,7 @@ def _fixed(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[onnx.ModelPro
 def _inline_max(model: onnx.ModelProto) -> int:
     """The size that leaves shapes and scalars in the graph."""
     every = [*tensors(model.graph), *_function_tensors(model)]
-    return max([SCALAR, *(t.ByteSize() for t in every if t.data_type in SHAPE_TYPES)])
+    return max([SCALAR, *(int(t.ByteSize()) for t in every if t.data_type in SHAPE_TYPES)])
 
 
 def _function_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:

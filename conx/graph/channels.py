@@ -1,0 +1,96 @@
+"""Along which axis of a weight the output channels lie.
+
+A matrix, kernel or embedding is coded with a scale for each output channel, since the errors of one channel must not
+spread to another.
+"""
+
+from dataclasses import dataclass
+
+from conx.graph.uses import Use
+
+__all__ = ["ChannelAxis", "channel_axis", "keeps_exact"]
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """A scale for each position of `axis`; with `rows`, one for each position of all axes but `axis`."""
+
+    axis: int
+    rows: bool = False
+
+
+def channel_axis(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
+    """Where the output channels of this use lie in the weight (dims `shape`), or None if the operator does not tell."""
+    if use.op_type == "Einsum":
+        return _einsum_axis(use)
+    rank = len(use.perm)
+    place = _PLACES.get((use.domain if use.domain != "ai.onnx" else "", use.op_type, use.slot))
+    if place is None or len(shape) < 2:
+        return None
+    axis = place.axis
+    if place.axis_attribute:
+        axis = use.attribute(place.axis_attribute, axis)
+    elif place.turned_by and use.attribute(place.turned_by, 0):
+        axis = place.turned
+    found = use.perm[axis] if -rank <= axis < rank else None
+    return None if found is None else ChannelAxis(found, place.rows)
+
+
+def keeps_exact(use: Use) -> bool:
+    """Whether what the operator takes here are coordinates, thresholds or scales, where a small error is none."""
+    if use.domain.startswith("ai.onnx.ml"):
+        return True
+    return use.op_type in _EXACT or any(part in use.op_type for part in ("Quantize", "Integer", "NBits", "QLinear"))
+
+
+_EXACT = {
+    "Equal", "Greater", "GreaterOrEqual", "GridSample", "Less", "LessOrEqual", "NonMaxSuppression", "Pow", "QGemm",
+    "Range", "Resize", "RoiAlign", "TopK", "Upsample", "Where",
+}  # fmt: skip
+
+
+def _einsum_axis(use: Use) -> ChannelAxis | None:
+    """A scale for each position of the axes that are not summed over, where a single one is."""
+    equation = str(dict(use.attributes).get("equation", b""), "ascii", "replace").replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    operands = inputs.split(",")
+    if not arrow or "." in equation or use.slot >= len(operands) or len(operands[use.slot]) != len(use.perm):
+        return None
+    summed = [axis for label, axis in zip(operands[use.slot], use.perm, strict=True) if label not in output]
+    return ChannelAxis(summed[0], rows=True) if len(summed) == 1 and summed[0] is not None else None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The output channels' axis as an operator sees its input, negative from the end.
+
+    `turned` instead where attribute `turned_by` is set; attribute `axis_attribute` says it where there is one. With
+    `rows`, each position of all axes but `axis` is a channel of its own.
+    """
+
+    axis: int
+    turned_by: str = ""
+    turned: int = 0
+    axis_attribute: str = ""
+    rows: bool = False
+
+
+_MS = "com.microsoft"
+_PLACES: dict[tuple[str, str, int], _Place] = {
+    ("", "MatMul", 0): _Place(-2),
+    ("", "MatMul", 1): _Place(-1),
+    ("", "Gemm", 0): _Place(0, "transA", 1),
+    ("", "Gemm", 1): _Place(1, "transB", 0),
+    (_MS, "FusedMatMul", 0): _Place(-2, "transA", -1),
+    (_MS, "FusedMatMul", 1): _Place(-1, "transB", -2),
+    (_MS, "FusedGemm", 1): _Place(1, "transB", 0),
+    ("", "Conv", 1): _Place(0),
+    ("", "DeformConv", 1): _Place(0),
+    (_MS, "FusedConv", 1): _Place(0),
+    ("", "ConvTranspose", 1): _Place(1),
+    ("", "Gather", 0): _Place(0, axis_attribute="axis"),
+    **{("", op, slot): _Place(-1, rows=True) for op in ("LSTM", "GRU", "RNN") for slot in (1, 2)},
+    **{(_MS, op, 1): _Place(-1) for op in ("Attention", "PackedAttention")},
+    **{(_MS, "EmbedLayerNormalization", slot): _Place(0) for slot in (2, 3, 4)},
+    **{(_MS, "MoE", slot): _Place(-1, rows=True) for slot in (2, 4, 6)},
+}
