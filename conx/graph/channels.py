@@ -6,6 +6,7 @@ spread to another.
 
 from dataclasses import dataclass
 
+from conx.graph.facts import is_quantized_operator
 from conx.graph.uses import Use
 
 __all__ = ["ChannelAxis", "channel_axis", "keeps_exact"]
@@ -40,7 +41,7 @@ def keeps_exact(use: Use) -> bool:
     """Whether what the operator takes here are coordinates, thresholds or scales, where a small error is none."""
     if use.domain.startswith("ai.onnx.ml"):
         return True
-    return use.op_type in _EXACT or any(part in use.op_type for part in ("Quantize", "Integer", "NBits", "QLinear"))
+    return use.op_type in _EXACT or is_quantized_operator(use.op_type)
 
 
 _EXACT = {
@@ -51,7 +52,8 @@ _EXACT = {
 
 def _einsum_axis(use: Use) -> ChannelAxis | None:
     """A scale for each position of the axes that are not summed over, where a single one is."""
-    equation = str(dict(use.attributes).get("equation", b""), "ascii", "replace").replace(" ", "")
+    given = dict(use.attributes).get("equation")
+    equation = given.decode("ascii", "replace").replace(" ", "") if isinstance(given, bytes) else ""
     inputs, arrow, output = equation.partition("->")
     operands = inputs.split(",")
     if not arrow or "." in equation or use.slot >= len(operands) or len(operands[use.slot]) != len(use.perm):

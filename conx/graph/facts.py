@@ -10,7 +10,7 @@ from conx.dtypes import DType
 from conx.graph.lift import nested_graphs
 from conx.graph.read import SourceModel, weight_number
 
-__all__ = ["graph_facts", "is_quantized", "parameter_count"]
+__all__ = ["graph_facts", "is_quantized", "is_quantized_operator", "parameter_count"]
 
 # Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
 PARAMETER_TYPES = {t for t in DType if t.is_float} | {
@@ -21,7 +21,8 @@ PARAMETER_TYPES = {t for t in DType if t.is_float} | {
     DType.INT2,
     DType.UINT2,
 }
-QUANTIZED = ("Quantize", "Integer", "NBits", "QLinear", "QGemm", "QAttention", "QMoE", "Bnb4")
+# Parts of the names of operators that compute with quantized values, or make floats of them (DequantizeLinear).
+QUANTIZED = ("quantize", "integer", "nbits", "qlinear", "qgemm", "qattention", "qmoe", "bnb4")
 
 
 def graph_facts(source: SourceModel) -> dict[str, Any]:
@@ -64,7 +65,12 @@ def is_quantized(source: SourceModel) -> bool:
     model = source.proto
     nodes = [n for g in [model.graph, *nested_graphs(model.graph)] for n in g.node]
     nodes += [n for f in model.functions for n in f.node]
-    return any(part in node.op_type for node in nodes for part in QUANTIZED)
+    return any(is_quantized_operator(node.op_type) for node in nodes)
+
+
+def is_quantized_operator(op_type: str) -> bool:
+    """Whether an operator has quantized operands."""
+    return any(part in op_type.lower() for part in QUANTIZED)
 
 
 def _constants(nodes: Any) -> int:

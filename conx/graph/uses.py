@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from conx.graph.read import SourceModel, weight_number
 
@@ -67,6 +68,7 @@ class _Walk:
         self.shapes = [w.shape for w in source.weights]
         self.functions = {(f.domain, f.name, f.overload): f for f in source.proto.functions}
         self.seen: set[tuple[Any, ...]] = set()
+        self.calling: list[tuple[str, str, str]] = []
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
         scope = dict(outer)
@@ -100,11 +102,11 @@ class _Walk:
             for attribute in node.attribute:
                 if attribute.name == "value":
                     self._define(scope, node.output[0], attribute.t)
-        if not found:
-            return
         function = self.functions.get((node.domain, node.op_type, node.overload))
         if function is not None:
             self._call(function, dict(found))
+            return
+        if not found:
             return
         attributes = {
             a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in _PLAIN and not a.ref_attr_name
@@ -131,28 +133,38 @@ class _Walk:
         data = found[0][1] if found[0][0] == 0 else ()
         if node.op_type in KEEPS_AXES:
             parts = [alias for _, aliases in found for alias in aliases] if node.op_type == "Concat" else data
-            return tuple(Alias(a.number, a.perm, None) for a in parts) or None
+            return tuple(dict.fromkeys(Alias(a.number, a.perm, None) for a in parts)) or None
         if not data:
             return None
         if node.op_type in KEEPS_SHAPE:
             return data
         if node.op_type == "Transpose":
-            return tuple(_transposed(a, attributes.get("perm")) for a in data)
+            return tuple(_transposed(a, _list(attributes, "perm")) for a in data)
         change = {"Unsqueeze": _unsqueezed, "Squeeze": _squeezed, "Reshape": _reshaped}.get(node.op_type)
-        numbers = attributes.get("axes")
+        numbers = _list(attributes, "axes")
         if numbers is None and isinstance(second, onnx.TensorProto) and second.data_type == onnx.TensorProto.INT64:
-            numbers = numpy_helper.to_array(second).reshape(-1).tolist()
+            raw = second.raw_data
+            numbers = np.frombuffer(raw[: len(raw) // 8 * 8], "<i8").tolist() or list(second.int64_data)
         return tuple(change(a, numbers) for a in data) if change and numbers else None
 
     def _call(self, function: onnx.FunctionProto, given: dict[int, tuple[Alias, ...]]) -> None:
-        key = (function.domain, function.name, function.overload, tuple(sorted(given.items(), key=lambda x: x[0])))
-        if key in self.seen:
+        name = (function.domain, function.name, function.overload)
+        key = (*name, tuple(sorted(given.items(), key=lambda x: x[0])))
+        if key in self.seen or name in self.calling:  # ONNX allows no recursion
             return
         self.seen.add(key)
+        self.calling.append(name)
         self.nodes(function.node, {function.input[i]: a for i, a in given.items() if i < len(function.input)})
+        self.calling.pop()
 
 
 _PLAIN = (onnx.AttributeProto.INT, onnx.AttributeProto.INTS, onnx.AttributeProto.STRING)
+
+
+def _list(attributes: Mapping[str, Any], name: str) -> list[int] | None:
+    """The integers of an attribute; None where it is not there or of another type."""
+    value = attributes.get(name)
+    return value if isinstance(value, list) else None
 
 
 def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
