@@ -124,7 +124,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
         )
         by_codec = _sums((t.codec, t.stored) for t in tensors)
         by_codec["graphs"] = sum(_part(reader, stream) for stream in {g.stream for g in index.graphs})
-        by_codec["index"] = reader.header.file_size - sum(by_codec.values())
+        by_codec["index"] = reader.header.file_size - sum(page.data for page in index.pages)
         return ModelInfo(
             path=os.fspath(path),
             format="conx",

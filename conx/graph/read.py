@@ -16,7 +16,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from conx.dtypes import DType
 from conx.errors import ModelError
@@ -163,15 +164,17 @@ class _Reading:
                     f"{self.path}: the graph alone has {len(skeleton)} bytes, protobuf's limit is {MAX_SKELETON}"
                 )
             proto = onnx.ModelProto.FromString(skeleton)
-        except (WireError, DecodeError) as e:
+            _require_text(proto)
+        except (WireError, DecodeError, UnicodeDecodeError) as e:
             self._close()
             raise ModelError(f"{self.path}: not an ONNX model, or cut short ({e})") from None
         except BaseException:
             self._close()
             raise
-        if not proto.HasField("graph") or (not proto.opset_import and not proto.graph.node):
+        missing = "graph" if not proto.HasField("graph") else "opset_import" if not proto.opset_import else None
+        if missing and (missing == "graph" or proto.ir_version >= 3):
             self._close()
-            raise ModelError(f"{self.path}: not an ONNX model (it has no graph)")
+            raise ModelError(f"{self.path}: not an ONNX model, or cut short (it has no {missing})")
         return SourceModel(self.path, skeleton, proto, self.weights, self.files)
 
     def _open(self, path: Path) -> DataFile:
@@ -339,6 +342,17 @@ def _entry_number(entries: dict[str, str], key: str, default: int, label: str) -
     if not (text.isascii() and text.strip().isdigit()) or len(text) > 20:
         raise ModelError(f"{label}: external {key} is {text!r}, not a number of bytes")
     return int(text)
+
+
+def _require_text(message: Message) -> None:
+    """Protobuf itself takes any bytes for text. Raises WireError for what is not UTF-8, names above all."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
+                raise WireError(f"{message.DESCRIPTOR.name}.{field.name} is not UTF-8")
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in [value] if isinstance(value, Message) else value:
+                _require_text(inner)
 
 
 def _holds(number: int, dtype: DType) -> bool:

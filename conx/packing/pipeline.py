@@ -25,6 +25,7 @@ from conx.graph.facts import graph_facts, is_quantized, parameter_count
 from conx.graph.read import SourceModel, Weight, read_model
 from conx.graph.skeleton import MESSAGE_MAX, Skeleton, run_skeleton, source_skeleton
 from conx.graph.ties import find_ties
+from conx.graph.validate import check_inline_tensors
 from conx.packing.axes import Axes, stored_axes
 from conx.packing.choose import Choice, choose
 from conx.packing.lookahead import ordered_map
@@ -82,6 +83,7 @@ def pack(
     if target.exists() and source_path.exists() and target.samefile(source_path):
         raise ValueError(f"{target}: is the model itself; name another output")
     with read_model(source_path) as source:
+        check_inline_tensors(source)
         return _Packing(source, target, settings, threads or default_threads(), progress).run()
 
 

@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 """`progress(done, total)`: bytes decoded so far, and in all."""
 
 ALIGNMENT = 64  # bytes; of the buffers within an arena
+WORTH_THREADS = 1 << 22  # bytes; less is decoded before threads have started
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _run(jobs: list[_Job], threads: int, progress: Progress | None) -> None:
         if progress is not None:
             progress(done, total)
 
-    if threads <= 1 or len(jobs) < 2:
+    if threads <= 1 or len(jobs) < 2 or total < WORTH_THREADS:
         for job in jobs:
             job.run(job.segment)
             finished(job)
