@@ -1,0 +1,135 @@
+"""Weights that are dropped when the session exists are no longer read: they are overwritten, and the outputs stay."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import conx
+from conx.runtime import session as session_module
+from conx.runtime.handover import Handed, hand_over, repacks
+
+Shape = tuple[int, ...]
+
+
+def weight(name: str, shape: Shape) -> onnx.TensorProto:
+    draw = np.random.default_rng(sum(name.encode()) + sum(shape))
+    return numpy_helper.from_array(draw.standard_normal(shape).astype(np.float32), name)
+
+
+def model(nodes: list[onnx.NodeProto], weights: dict[str, Shape], x: Shape) -> onnx.ModelProto:
+    info = helper.make_tensor_value_info
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [info("x", TensorProto.FLOAT, x)],
+            [info("y", TensorProto.FLOAT, None)],
+            [weight(name, shape) for name, shape in weights.items()],
+        ),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+
+
+node = helper.make_node
+MODELS = {
+    "matmul": model([node("MatMul", ["x", "w"], ["y"])], {"w": (64, 48)}, (3, 64)),
+    "matmul of one column": model([node("MatMul", ["x", "w"], ["y"])], {"w": (700, 1)}, (3, 700)),
+    "matmul of one row": model([node("MatMul", ["x", "w"], ["y"])], {"w": (1, 700)}, (3, 1)),
+    "matmul of odd dims, one row at a time": model([node("MatMul", ["x", "w"], ["y"])], {"w": (67, 131)}, (1, 67)),
+    "matmul in a batch": model([node("MatMul", ["x", "w"], ["y"])], {"w": (64, 48)}, (2, 5, 3, 64)),
+    "stacked matmul": model([node("MatMul", ["x", "w"], ["y"])], {"w": (4, 32, 48)}, (4, 3, 32)),
+    "weight on the left": model([node("MatMul", ["w", "x"], ["y"])], {"w": (48, 64)}, (64, 3)),
+    "matmul and bias": model(
+        [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "b"], ["y"])], {"w": (64, 480), "b": (480,)}, (3, 64)
+    ),
+    "gemm": model([node("Gemm", ["x", "w", "b"], ["y"])], {"w": (64, 480), "b": (480,)}, (3, 64)),
+    "gemm, transposed": model([node("Gemm", ["x", "w"], ["y"], transB=1, alpha=0.5)], {"w": (480, 64)}, (3, 64)),
+    "gemm and activation": model(
+        [node("Gemm", ["x", "w"], ["h"]), node("Relu", ["h"], ["y"])], {"w": (64, 480)}, (3, 64)
+    ),
+    "transposed activations": model(
+        [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("MatMul", ["t", "w"], ["y"])], {"w": (64, 48)}, (64, 3)
+    ),
+    "transposed weight": model(
+        [node("Transpose", ["w"], ["t"], perm=[1, 0]), node("MatMul", ["x", "t"], ["y"])], {"w": (48, 64)}, (3, 64)
+    ),
+    "one weight, two matmuls": model(
+        [node("MatMul", ["x", "w"], ["h"]), node("MatMul", ["h", "w"], ["y"])], {"w": (64, 64)}, (3, 64)
+    ),
+    "embedding and head": model(
+        [node("Gather", ["w", "i"], ["h"]), node("MatMul", ["x", "w"], ["k"]), node("Add", ["h", "k"], ["y"])],
+        {"w": (64, 64)},
+        (3, 64),
+    ),
+    "conv": model([node("Conv", ["x", "w"], ["y"])], {"w": (16, 8, 3, 3)}, (1, 8, 9, 9)),
+    "recurrent": model(
+        [node("LSTM", ["x", "w", "r"], ["y"], hidden_size=32)], {"w": (1, 128, 24), "r": (1, 128, 32)}, (7, 2, 24)
+    ),
+    "scaled matmul": model(
+        [node("MatMul", ["x", "w"], ["h"]), node("Mul", ["h", "s"], ["y"])], {"w": (64, 48), "s": (1,)}, (3, 64)
+    ),
+    "layer that is split": model(
+        [
+            node("MatMul", ["x", "q"], ["a"]),
+            node("MatMul", ["x", "k"], ["b"]),
+            node("Add", ["a", "b"], ["y"]),
+        ],
+        {"q": (64, 64), "k": (64, 64)},
+        (3, 64),
+    ),
+}  # fmt: skip
+MODELS["embedding and head"].graph.initializer.append(numpy_helper.from_array(np.array([2, 0, 63]), "i"))
+
+
+@pytest.mark.floor
+def test_this_onnxruntime_repacks() -> None:
+    assert repacks()
+
+
+@pytest.mark.floor
+@pytest.mark.parametrize("name", MODELS)
+def test_dropped_weights_are_not_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[np.ndarray[Any, Any]] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Handed:
+        found = hand_over(*args, **kwargs)
+        handed.extend(item for item in found.until_open if isinstance(item, np.ndarray))
+        return found
+
+    onnx.save(MODELS[name], tmp_path / "model.onnx")
+    conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", lossless=True)
+    feed = {"x": np.random.default_rng(0).standard_normal(input_shape(name)).astype(np.float32)}
+    (want,) = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"]).run(None, feed)[:1]
+    monkeypatch.setattr(session_module, "hand_over", recorded)
+    session = conx.InferenceSession(tmp_path / "model.conx", providers=["CPUExecutionProvider"])
+    for array in handed:
+        array.fill(np.nan)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(None, feed)[0], want)
+
+
+def test_some_weights_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above would pass if nothing were ever dropped."""
+    dropped = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Handed:
+        found = hand_over(*args, **kwargs)
+        dropped.append(sum(isinstance(item, np.ndarray) for item in found.until_open))
+        return found
+
+    monkeypatch.setattr(session_module, "hand_over", recorded)
+    for name in ("matmul", "gemm, transposed", "embedding and head", "conv"):
+        onnx.save(MODELS[name], tmp_path / "model.onnx")
+        conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx")
+        conx.InferenceSession(tmp_path / "model.conx", providers=["CPUExecutionProvider"])
+    assert dropped == [1, 1, 0, 0]
+
+
+def input_shape(name: str) -> list[int]:
+    return [d.dim_value for d in MODELS[name].graph.input[0].type.tensor_type.shape.dim]
