@@ -346,11 +346,11 @@ def _entry_number(entries: dict[str, str], key: str, default: int, label: str) -
 
 def _require_text(message: Message) -> None:
     """Protobuf itself takes any bytes for text. Raises WireError for what is not UTF-8, names above all."""
-    for field, value in message.ListFields():
-        if field.type == FieldDescriptor.TYPE_STRING:
+    for known, value in message.ListFields():
+        if known.type == FieldDescriptor.TYPE_STRING:
             if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
-                raise WireError(f"{message.DESCRIPTOR.name}.{field.name} is not UTF-8")
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+                raise WireError(f"{message.DESCRIPTOR.name}.{known.name} is not UTF-8")
+        elif known.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in [value] if isinstance(value, Message) else value:
                 _require_text(inner)
 

@@ -145,10 +145,17 @@ def _summed_axis(shape: tuple[int, ...], place: ChannelAxis) -> int:
 
 def _packed(grid: Grid, meta: TensorMeta) -> Encoded:
     """The grid's codes, one, two or four to a byte, whichever is smallest."""
-    codecs = [Linear(axis=grid.axis, block=grid.block, base=grid.base, pack=pack) for pack in (1, 2, 4)]
+    packs = _worthwhile_packs(grid.codes)
+    codecs = [Linear(axis=grid.axis, block=grid.block, base=grid.base, pack=pack) for pack in packs]
     side = codecs[0].make_side(grid.scales if grid.log_codes is None else grid.log_codes)
     tried = [Encoded(codec, side, grid.codes) for codec in codecs]
     return min(tried, key=lambda e: _size(e, meta))
+
+
+def _worthwhile_packs(codes: npt.NDArray[np.int8]) -> list[int]:
+    """How many codes to a byte can be smallest: not those where every other code would be an escape."""
+    seen = np.abs(codes[:: max(1, codes.size >> 16)].astype(np.int16))
+    return [1, *(pack for pack, largest in ((2, 7), (4, 1)) if np.count_nonzero(seen > largest) < seen.size / 2)]
 
 
 def _palette(palette: FittedPalette, axis: int | None, group: int | None) -> Encoded:

@@ -61,6 +61,8 @@ def measure(encoded: Encoded, meta: TensorMeta, data: npt.NDArray[Any]) -> tuple
 
 
 def _as_float64(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[np.float64]:
-    single = np.empty(values.size, np.float32)
-    convert(values, dtype, DType.FLOAT32, single)
-    return single.astype(np.float64)
+    if dtype is not DType.FLOAT32:
+        single = np.empty(values.size, np.float32)
+        convert(values, dtype, DType.FLOAT32, single)
+        values = single
+    return values.astype(np.float64)

@@ -62,7 +62,7 @@ def rich() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def good() -> bytes:
     return rich()
 
 
@@ -116,12 +116,12 @@ def test_every_start_that_is_a_message(good: bytes, place: Place) -> None:
         place.attempt(part.SerializeToString())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_changed_bytes(good: bytes, place: Place, seed: int) -> None:
     """Bytes of the graph, not of the weights: there, nearly every change is a valid one."""
     rng = np.random.default_rng(seed)
     structure = np.flatnonzero(structural(good))
-    for _ in range(100):
+    for _ in range(50):
         bad = bytearray(good)
         for at in rng.choice(structure, rng.integers(1, 4)):
             bad[at] = rng.choice([bad[at] ^ (1 << rng.integers(8)), rng.integers(256), 0, 0x7F, 0x80, 0xFF])
@@ -165,7 +165,8 @@ def test_deep_nesting(place: Place) -> None:
         for _ in range(depth):  # graph.node.attribute.g
             for tag in (b"\x32", b"\x2a", b"\x0a"):
                 content = tag + varint(len(content)) + content
-        found = place.attempt(b"\x08\x08\x3a" + varint(len(content)) + content)
+        opset = b"\x42\x04\x0a\x00\x10\x11"
+        found = place.attempt(b"\x08\x08\x3a" + varint(len(content)) + content + opset)
         assert found == (depth == 20)
 
 
@@ -219,7 +220,8 @@ def test_long_names(where: str, place: Place) -> None:
 
 def test_a_weight_of_too_many_dims(place: Place) -> None:
     tensor = TensorProto(data_type=1, dims=[1] * 70 + [300], raw_data=bytes(1200))
-    assert not place.attempt(model("g (float[1] x) => (float[1] y) { y = Identity(x) }", {"w": tensor}).SerializeToString())
+    made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }", {"w": tensor})
+    assert not place.attempt(made.SerializeToString())
 
 
 def test_a_function_that_calls_itself(place: Place) -> None:
@@ -235,7 +237,8 @@ def test_a_function_that_calls_itself(place: Place) -> None:
 
 def test_an_attribute_of_another_type(place: Place) -> None:
     for name, value in (("perm", 1), ("perm", "10"), ("perm", [0.5, 1.5]), ("perm", [0, 0]), ("perm", [5, 9])):
-        made = model("g (float[2, 20] x) => (float[2, 20] y) { t = Transpose(w) y = MatMul(x, t) }", {"w": normal(20, 20)})
+        graph = "g (float[2, 20] x) => (float[2, 20] y) { t = Transpose(w) y = MatMul(x, t) }"
+        made = model(graph, {"w": normal(20, 20)})
         made.graph.node[0].attribute.append(helper.make_attribute(name, value))
         place.attempt(made.SerializeToString())
         made.graph.node[0].op_type = "Gather"

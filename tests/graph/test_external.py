@@ -20,7 +20,7 @@ W = normal(40, 30, seed=1)
 
 
 def linear(location: str = "w.bin", offset: int | None = None, length: int | None = None) -> onnx.ModelProto:
-    """y = x·w + b, with w external."""
+    """One matrix product and a bias; the matrix is external."""
     made = model(
         "g (float[1, 40] x) => (float[1, 30] y) { h = MatMul(x, w) y = Add(h, b) }", {"w": W, "b": normal(30, seed=2)}
     )
