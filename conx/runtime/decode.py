@@ -6,9 +6,10 @@ order than they are stored, the segment goes through a scratch buffer and is sca
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def decode_all(
     for key in wanted:
         number, target, perm = key
         jobs += _jobs(reader, reader.index.tensors[number], target, perm, buffers[key])
-    _run(jobs, default_threads() if threads is None else threads, progress)
+    _Work(jobs, progress).run(default_threads() if threads is None else threads)
     return [buffers[key] for key in keys]
 
 
@@ -181,32 +182,48 @@ def _scatter(view: Array, start: int, values: Array) -> None:
         _scatter(view[first + rows], 0, values[done:])
 
 
-def _run(jobs: list[_Job], threads: int, progress: Progress | None) -> None:
-    total = sum(job.nbytes for job in jobs)
-    done = 0
+class _Work:
+    """Jobs done by the calling thread and others; the first error ends it, and is raised by `run`."""
 
-    def finished(job: _Job) -> None:
-        nonlocal done
-        done += job.nbytes
-        if progress is not None:
-            progress(done, total)
+    def __init__(self, jobs: Sequence[_Job], progress: Progress | None) -> None:
+        self.total = sum(job.nbytes for job in jobs)
+        self.count = len(jobs)
+        self.waiting = deque(jobs)
+        self.finished: deque[int] = deque()
+        self.failed: list[BaseException] = []
+        self.done = 0
+        self.progress = progress
 
-    if threads <= 1 or len(jobs) < 2 or total < WORTH_THREADS:
-        for job in jobs:
-            job.run(job.segment)
-            finished(job)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="conx-decode") as pool:
-        running: dict[Future[None], _Job] = {pool.submit(job.run, job.segment): job for job in jobs}
+    def run(self, threads: int) -> None:
+        count = min(threads, self.count) if self.total >= WORTH_THREADS else 1
+        others = [Thread(target=self._work, name=f"conx-decode-{i}") for i in range(1, count)]
+        for thread in others:
+            thread.start()
+        self._work(report=True)
+        for thread in others:
+            thread.join()
+        if self.failed:
+            raise self.failed[0]
+        self._report()
+
+    def _work(self, report: bool = False) -> None:
         try:
-            if progress is None:
-                finished_now, _ = wait(running, return_when=FIRST_EXCEPTION)
-                for future in finished_now:
-                    future.result()
-            else:
-                for future, job in running.items():
-                    future.result()
-                    finished(job)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+            while not self.failed:
+                try:
+                    job = self.waiting.popleft()
+                except IndexError:
+                    return
+                job.run(job.segment)
+                self.finished.append(job.nbytes)
+                if report:
+                    self._report()
+        except BaseException as e:  # noqa: BLE001 - raised again by `run`, on the caller's thread
+            self.failed.append(e)
+
+    def _report(self) -> None:
+        """Tell what has been done; on the caller's thread only."""
+        before = self.done
+        while self.finished:
+            self.done += self.finished.popleft()
+        if self.progress is not None and self.done > before:
+            self.progress(self.done, self.total)

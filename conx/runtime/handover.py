@@ -91,6 +91,8 @@ def repacks() -> bool:
     Shown by a small model whose weights are overwritten once the session exists.
     """
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
     options.add_session_config_entry(USE_BUFFERS, "1")
     weights = {name: np.ones((32, 32), np.float32) for name in "AB"}
     values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(w) for name, w in weights.items()}

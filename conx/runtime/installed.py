@@ -6,7 +6,7 @@ imported is chance.
 
 import re
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import onnxruntime
 
@@ -27,18 +27,11 @@ def check_onnxruntime() -> None:
             f"onnxruntime {onnxruntime.__version__} is too old: conx needs {floor} or newer;"
             f' pip install -U "onnxruntime>={floor}"'
         )
-    both = [name for name in WHEELS if _is_installed(name)]
+    site = Path(onnxruntime.__file__).parent.parent
+    both = sorted(name for name in WHEELS if any(site.glob(f"{name.replace('-', '_')}-*.dist-info")))
     if len(both) > 1:
         warnings.warn(
             f"{' and '.join(both)} are installed together, but are the same module: uninstall all and install one",
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
