@@ -67,9 +67,9 @@ def rows(key: str, folder: Path, rounds: int) -> list[dict[str, object]]:
         forms = {" (external data)": model, " (one file)": folder / "one.onnx"}
         onnx.save(onnx.load(model), folder / "one.onnx")
     found = []
-    for label, options in {"default": {}, "lossless": {"lossless": True}}.items():
+    for label in ("default", "lossless"):
         packed = folder / f"{label}.conx"
-        conx.pack(model, packed, **options)
+        conx.pack(model, packed, lossless=label == "lossless")
         found += [compare(f"{key}{form}, {label}", packed, path, rounds) for form, path in forms.items()]
     return found
 
