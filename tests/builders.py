@@ -106,10 +106,12 @@ def one_thread() -> onnxruntime.SessionOptions:
     return options
 
 
-def run_plain(source: bytes | Path, feeds: Mapping[str, Any]) -> list[Any]:
+def run_plain(
+    source: bytes | Path, feeds: Mapping[str, Any], options: onnxruntime.SessionOptions | None = None
+) -> list[Any]:
     """What onnxruntime itself answers."""
     given = os.fspath(source) if isinstance(source, Path) else source
-    return run(onnxruntime.InferenceSession(given, one_thread(), providers=CPU), feeds)
+    return run(onnxruntime.InferenceSession(given, options or one_thread(), providers=CPU), feeds)
 
 
 def run(session: Any, feeds: Mapping[str, Any]) -> list[Any]:

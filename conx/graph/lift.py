@@ -1,11 +1,12 @@
-"""The graph that a session opens: weights lifted to where a runtime lets them be handed over.
+"""The graph that a session opens: weights where a runtime lets them be handed over.
 
 Only initializers of the main graph can be given to onnxruntime from outside. So Constant nodes of the main graph become
-initializers, and weights of subgraphs (If, Loop, Scan bodies) move to the main graph, from where outer scope reaches
-them. What cannot move stays where it is, as a hole that the loader fills: weights in local functions, in sparse tensors
-and in attributes of other operators, and values that a subgraph or the graph itself returns.
+initializers. What cannot be given stays where it is, as a hole that the loader fills: weights in local functions, in
+sparse tensors and in attributes of other operators, and Constants that the graph itself returns.
 
-Nothing else changes, so that the graph computes the same bits.
+Weights of subgraphs (If, Loop, Scan bodies) stay too, although they could move to the main graph, from where outer
+scope reaches them: onnxruntime fuses operators only with weights of their own graph and repacks only those, so the
+outputs would differ in their last bits. They move only where one message cannot hold them.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ __all__ = ["External", "RunGraph", "nested_graphs", "run_graph"]
 # Operators whose constant 2-D float32 weight onnxruntime's CPU provider always copies into a layout of its own, and its
 # input slot. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
 REPACKING = {"MatMul": 1, "Gemm": 1}
+LIFT_ABOVE = 1 << 30  # bytes of weights in subgraphs, from which they move to the main graph
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,16 @@ def run_graph(source: SourceModel) -> RunGraph:
     model.CopyFrom(source.proto)
     model.ClearField("training_info")
     main = model.graph
-    taken = set(_all_names(main))
-    for graph in list(nested_graphs(main)):
-        _lift(graph, main, taken)
+    graphs = list(nested_graphs(main))
+    if sum(source.weights[number].nbytes for graph in graphs for number in _own_weights(graph)) > LIFT_ABOVE:
+        taken = set(_all_names(main))
+        for graph in graphs:
+            _lift(graph, main, taken)
     _constants_to_initializers(main)
+    if model.ir_version < 4:  # there, every initializer is an input too
+        known = {v.name for v in main.input}
+        new = [t for t in main.initializer if t.name not in known]
+        main.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in new)
     return RunGraph(model, _externalize(model))
 
 
@@ -82,6 +90,14 @@ def _defined(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (t.values.name for t in graph.sparse_initializer)
     for node in graph.node:
         yield from node.output
+
+
+def _own_weights(graph: onnx.GraphProto) -> Iterator[int]:
+    """Numbers of the weights that could be lifted from a subgraph."""
+    for tensor in (*graph.initializer, *map(_constant_weight, graph.node)):
+        number = None if tensor is None else weight_number(tensor)
+        if number is not None:
+            yield number
 
 
 def _constant_weight(node: onnx.NodeProto) -> onnx.TensorProto | None:
