@@ -92,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATTERN=RULE",
         help="a rule for weights of such names: lossless, or bits:N,block:N, or palette:N,group:N",
     )
+    pack.add_argument(
+        "--precisions",
+        default="fp32,fp16",
+        metavar="LIST",
+        help="graphs to make beside the model's own (default: %(default)s)",
+    )
     pack.add_argument("--json", action="store_true", help="print the report as JSON")
     _add_work(pack)
 
@@ -99,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     unpack.add_argument("file", metavar="FILE.conx")
     unpack.add_argument("-o", "--output", metavar="OUT.onnx", help="default: the file's name with .onnx")
     unpack.add_argument(
-        "--precision", help="original or fp32: the graph that such a session opens (default: as it was built)"
+        "--precision",
+        help="the graph that a session of this precision opens, like fp16 (default: the model as it was built)",
     )
     unpack.add_argument("--threads", type=int, metavar="N")
 
@@ -140,6 +147,7 @@ def _pack(args: argparse.Namespace) -> None:
             palette=args.palette,
             keep=args.keep,
             overrides=rules,
+            precisions=[name for name in args.precisions.split(",") if name],
             threads=args.threads,
             progress=progress,
         )

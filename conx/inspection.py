@@ -49,7 +49,7 @@ class ModelInfo:
             it as a tensor of its own.
         unique_parameters: the same with equal weights counted once.
         lossless: whether every weight is bit for bit the original.
-        precisions: what it can be opened as.
+        precisions: what it can be opened as; an .onnx only as it is.
         memory: bytes of the weights in memory, by precision.
         by_dtype: bytes of the stored tensors' values by element type.
         by_codec: bytes in the file by codec.

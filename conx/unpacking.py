@@ -36,9 +36,8 @@ def unpack(
         path: the .conx file.
         output: path of the .onnx; default: the file's with the suffix .onnx. Weights of models above `external_above`
             bytes go to a file of the same name with `.data` appended.
-        precision: None: the model as it was built (its own graph, names and types); "original" or "fp32": the graph
-        that a session
-            of this precision opens.
+        precision: None: the model as it was built (its own graph, names and types); "original", "fp32" or "fp16": the
+            graph that a session of this precision opens.
         threads: decoding threads; None: one for each core.
         external_above: bytes of an .onnx above which weights go to a data file (protobuf's limit).
 

@@ -10,7 +10,7 @@ from conx.dtypes import DType
 from conx.graph.lift import nested_graphs
 from conx.graph.read import SourceModel, weight_number
 
-__all__ = ["graph_facts", "is_quantized", "is_quantized_operator", "parameter_count"]
+__all__ = ["computes_in_floats", "graph_facts", "is_quantized_operator", "parameter_count"]
 
 # Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
 PARAMETER_TYPES = {t for t in DType if t.is_float} | {
@@ -60,12 +60,14 @@ def parameter_count(source: SourceModel) -> int:
     return large + small + sum(_constants(f.node) for f in model.functions)
 
 
-def is_quantized(source: SourceModel) -> bool:
-    """Whether the model computes with quantized operators, or dequantizes weights as it runs."""
-    model = source.proto
+def computes_in_floats(source: SourceModel) -> bool:
+    """Whether no operator computes with quantized values; weights may be dequantized as the model runs."""
+    return not any(is_quantized_operator(op) and op != "DequantizeLinear" for op in _operators(source.proto))
+
+
+def _operators(model: onnx.ModelProto) -> set[str]:
     nodes = [n for g in [model.graph, *nested_graphs(model.graph)] for n in g.node]
-    nodes += [n for f in model.functions for n in f.node]
-    return any(is_quantized_operator(node.op_type) for node in nodes)
+    return {node.op_type for node in [*nodes, *(n for f in model.functions for n in f.node)]}
 
 
 def is_quantized_operator(op_type: str) -> bool:

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from conx.graph.facts import graph_facts, is_quantized, parameter_count
+from conx.graph.facts import graph_facts, parameter_count
 from conx.graph.read import read_model
 from conx.graph.ties import find_ties
 
@@ -34,7 +34,7 @@ def onnx_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
             "parameters": parameters,
             "unique_parameters": parameters - repeated,
             "lossless": True,
-            "precisions": ("original",) if is_quantized(source) else ("fp32", "original"),
+            "precisions": ("original",),
             "memory": {"original": sum(w.nbytes for w in source.weights)},
             "by_dtype": dict(sorted(by_dtype.items())),
             "by_codec": {},

@@ -9,12 +9,13 @@ scope reaches them: onnxruntime fuses operators only with weights of their own g
 outputs would differ in their last bits. They move only where one message cannot hold them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
 
-from conx.graph.read import SourceModel, weight_number
+from conx.dtypes import DType
+from conx.graph.read import Weight, weight_number
 
 __all__ = ["External", "RunGraph", "nested_graphs", "run_graph"]
 
@@ -26,12 +27,13 @@ LIFT_ABOVE = 1 << 30  # bytes of weights in subgraphs, from which they move to t
 
 @dataclass(frozen=True)
 class External:
-    """An initializer of the main graph whose bytes the loader hands over."""
+    """An initializer of the main graph whose bytes the loader hands over, as `dtype`."""
 
     location: str
     name: str
     weight: int
     repacked: bool
+    dtype: DType
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,14 @@ class RunGraph:
     externals: list[External]
 
 
-def run_graph(source: SourceModel) -> RunGraph:
-    """Make the run graph of a model. The model is not changed."""
+def run_graph(proto: onnx.ModelProto, weights: Sequence[Weight]) -> RunGraph:
+    """Make the run graph of a model with stubs, which is not changed."""
     model = onnx.ModelProto()
-    model.CopyFrom(source.proto)
+    model.CopyFrom(proto)
     model.ClearField("training_info")
     main = model.graph
     graphs = list(nested_graphs(main))
-    if sum(source.weights[number].nbytes for graph in graphs for number in _own_weights(graph)) > LIFT_ABOVE:
+    if sum(weights[number].nbytes for graph in graphs for number in _own_weights(graph)) > LIFT_ABOVE:
         taken = set(_all_names(main))
         for graph in graphs:
             _lift(graph, main, taken)
@@ -193,7 +195,9 @@ def _externalize(model: onnx.ModelProto) -> list[External]:
             continue
         location = f"conx-{len(found)}"
         fits = tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2
-        found.append(External(location, tensor.name, number, fits and tensor.name in repacked))
+        dtype = DType.from_number(tensor.data_type)
+        assert dtype is not None  # a weight has a known type
+        found.append(External(location, tensor.name, number, fits and tensor.name in repacked, dtype))
         del tensor.external_data[:]
         tensor.external_data.add(key="location", value=location)
         tensor.data_location = onnx.TensorProto.EXTERNAL

@@ -7,8 +7,8 @@ The stub is an entry of `external_data` with the key `MARKER`; it stands where t
 
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,7 +62,7 @@ class Weight:
 
     Attributes:
         number: its place in `SourceModel.weights`, which its stub names.
-        name: the tensor's name, "" for most Constant attributes.
+        name: the tensor's name, or for one without, as in most Constant nodes, that of the node's output.
         dtype, shape: element type and dims.
         tag: number of the TensorProto field that held the data (raw_data for external ones).
         file, offset: where `nbytes` bytes lie, or
@@ -165,6 +165,9 @@ class _Reading:
                 )
             proto = onnx.ModelProto.FromString(skeleton)
             _require_text(proto)
+            self._name_constants(proto.graph.node)
+            for function in proto.functions:
+                self._name_constants(function.node)
         except (WireError, DecodeError, UnicodeDecodeError) as e:
             self._close()
             raise ModelError(f"{self.path}: not an ONNX model, or cut short ({e})") from None
@@ -261,6 +264,16 @@ class _Reading:
             content = bytes(file.read(offset, nbytes))
             return [*_without(data, start, end, dropped, None), field_bytes(RAW, content)]
         return self._stub(data, start, end, self._add(head, dtype, shape, RAW, file, offset), dropped)
+
+    def _name_constants(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Give the weights of Constant nodes a name that people can use."""
+        for node in nodes:
+            for attribute in node.attribute:
+                number = weight_number(attribute.t) if node.op_type == "Constant" and node.output else None
+                if number is not None and not self.weights[number].name:
+                    self.weights[number] = replace(self.weights[number], name=node.output[0])
+                for graph in (attribute.g, *attribute.graphs):
+                    self._name_constants(graph.node)
 
     def _add(
         self,

@@ -5,11 +5,12 @@ handed by location, or that unpacking writes into a data file).
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx
 
+from conx.dtypes import DType
 from conx.graph.lift import External, run_graph
 from conx.graph.read import EXTERNAL_DATA, MARKER, SourceModel, Weight, weight_number
 from conx.graph.wire import Hole, Piece, Whole, field_head, fields, punch
@@ -23,10 +24,10 @@ RAW_DATA = 9
 
 @dataclass(frozen=True)
 class Skeleton:
-    """`message` without its holes' bytes; `holes` are (position, number of the weight)."""
+    """`message` without its holes' bytes; `holes` are (position, number of the weight, type wanted)."""
 
     message: bytes
-    holes: list[tuple[int, int]]
+    holes: list[tuple[int, int, DType]]
     externals: list[External]
 
     @property
@@ -51,25 +52,33 @@ def source_skeleton(source: SourceModel, external_above: int = MESSAGE_MAX) -> S
             return None
         weight = source.weights[number]
         if outside and weight.file is not None and weight.file is not main:
-            external = External(f"{LOCATION}{len(externals)}", weight.name, number, False)
+            external = External(f"{LOCATION}{len(externals)}", weight.name, number, False, weight.dtype)
             externals.append(external)
             return [_external_stub(content, external.location)]
         return _hole(content, weight)
 
-    message, holes = punch(source.skeleton, MARKER.encode(), leaf)
-    return Skeleton(message, [(at, hole.weight) for at, hole in holes], externals)
+    return _punched(source.skeleton, leaf, externals)
 
 
-def run_skeleton(source: SourceModel) -> Skeleton:
-    """The graph that a session opens, for the precisions that keep the model's own types."""
-    run = run_graph(source)
+def run_skeleton(proto: onnx.ModelProto, weights: Sequence[Weight]) -> Skeleton:
+    """The graph that a session opens: `proto` with stubs, made ready to be handed its weights."""
+    run = run_graph(proto, weights)
 
     def leaf(content: bytes) -> list[Piece] | None:
         number = _number(content)
-        return None if number is None else _hole(content, source.weights[number])
+        return None if number is None else _hole(content, weights[number])
 
-    message, holes = punch(run.proto.SerializeToString(deterministic=True), MARKER.encode(), leaf)
-    return Skeleton(message, [(at, hole.weight) for at, hole in holes], run.externals)
+    return _punched(run.proto.SerializeToString(deterministic=True), leaf, run.externals)
+
+
+def _punched(message: bytes, leaf: Callable[[bytes], list[Piece] | None], externals: list[External]) -> Skeleton:
+    skeleton, holes = punch(message, MARKER.encode(), leaf)
+    found = []
+    for at, hole in holes:
+        dtype = DType.from_number(hole.dtype)
+        assert dtype is not None  # a weight has a known type
+        found.append((at, hole.weight, dtype))
+    return Skeleton(skeleton, found, externals)
 
 
 def externals_to_holes(
@@ -119,11 +128,15 @@ def _number(content: bytes) -> int | None:
 
 def _hole(content: bytes, weight: Weight) -> list[Piece]:
     """The tensor with a hole at the place of its stub, under the field that held the data."""
+    number = onnx.TensorProto.FromString(content).data_type
+    dtype = DType.from_number(number)
+    assert dtype is not None  # a weight has a known type
+    size, tag = dtype.nbytes(weight.count), weight.tag if dtype is weight.dtype else RAW_DATA
     pieces: list[Piece] = []
     data = Whole(content)
     for f in fields(data, 0, len(content)):
         if f.number == EXTERNAL_DATA:
-            pieces += [field_head(weight.tag, weight.nbytes), Hole(weight.number, weight.nbytes)]
+            pieces += [field_head(tag, size), Hole(weight.number, size, number)]
         else:
             pieces.append(content[f.start : f.end])
     return pieces

@@ -92,10 +92,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Hole:
-    """`size` bytes of weight `weight` belong here."""
+    """`size` bytes of weight `weight` belong here, as element type number `dtype` (0: its own)."""
 
     weight: int
     size: int
+    dtype: int = 0
 
 
 Piece = bytes | bytearray | Hole

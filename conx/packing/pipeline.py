@@ -18,20 +18,21 @@ from conx.codecs import pack_params
 from conx.codecs.base import Encoded, TensorMeta
 from conx.container.limits import SEGMENT
 from conx.container.reader import Reader
-from conx.container.records import RUN, SOURCE, External, Graph, Hole, Stream, Tensor
+from conx.container.records import Tensor
 from conx.container.writer import Writer
 from conx.errors import ConxError, ModelError
-from conx.graph.facts import graph_facts, is_quantized, parameter_count
+from conx.graph.facts import graph_facts, parameter_count
 from conx.graph.read import SourceModel, Weight, read_model
-from conx.graph.skeleton import MESSAGE_MAX, Skeleton, run_skeleton, source_skeleton
+from conx.graph.skeleton import MESSAGE_MAX
 from conx.graph.ties import find_ties
 from conx.graph.validate import check_inline_tensors
 from conx.packing.axes import Axes, stored_axes
 from conx.packing.choose import Choice, choose
+from conx.packing.graphs import write_graphs
 from conx.packing.lookahead import ordered_map
 from conx.packing.measure import WeightError, measure
 from conx.packing.report import PackReport, make_report
-from conx.packing.settings import Settings, make_settings
+from conx.packing.settings import PRECISIONS, Settings, make_settings
 from conx.quantize.rules import Rule
 from conx.runtime.decode import default_threads
 
@@ -53,6 +54,7 @@ def pack(
     overrides: Mapping[str, str | Rule] | Sequence[tuple[str, str | Rule]] = (),
     threads: int | None = None,
     progress: Progress | None = None,
+    precisions: Sequence[str] = PRECISIONS,
     external_above: int = MESSAGE_MAX,
 ) -> PackReport:
     """Pack an ONNX model into a .conx file.
@@ -71,13 +73,14 @@ def pack(
         overrides: pattern to rule, in order; a rule is `lossless` or like `bits:4,block:64` or `palette:4,group:16`.
         threads: threads for coding; default: one for each core. The file does not depend on it.
         progress: called as progress(done, total) with bytes of weights read; each is read twice.
+        precisions: which graphs to make beside the model's own: "fp32", "fp16"; they share the weights.
         external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
 
     Raises:
         ModelError: the model is damaged, or its external data is not there.
         ValueError: settings that exclude each other, or a pattern that no weight matches.
     """
-    settings = make_settings(lossless, bits, block_size, palette, keep, overrides, external_above)
+    settings = make_settings(lossless, bits, block_size, palette, keep, overrides, precisions, external_above)
     source_path = Path(model)
     target = Path(output) if output is not None else source_path.with_suffix(".conx")
     if target.exists() and source_path.exists() and target.samefile(source_path):
@@ -117,17 +120,18 @@ class _Packing:
             ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool,
             Writer(self.target, pool) as writer,
         ):
-            places = {t.stored: i for i, t in enumerate(t for n, t in enumerate(self.ties) if t.stored == n)}
-            stored = [w for w in self.source.weights if w.number in places]
+            stored = [w for w in self.source.weights if self.ties[w.number].stored == w.number]
             tensors = []
             errors = []
             for one in ordered_map(pool, self._decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
                 tensors.append(_write(writer, one))
                 errors.append(one.error)
                 del one  # before the next one is read
-            graphs = self._write_graphs(writer, places)
+            graphs, wide = write_graphs(
+                writer, self.source, self.ties, self.settings.precisions, self.settings.external_above
+            )
             features = sorted({"draft-1"} | {f"codec:{t.codec}" for t in tensors})
-            writer.finish(features, graphs, tensors, self._metadata(tensors, errors), self._verify)
+            writer.finish(features, graphs, tensors, self._metadata(tensors, errors, wide), self._verify)
         return make_report(self.source.path, self.target, time.perf_counter() - begun)
 
     def _names(self) -> list[str]:
@@ -155,36 +159,9 @@ class _Packing:
         digest, error = measure(choice.encoded, TensorMeta(weight.shape, weight.dtype), data)
         return _Stored(weight, choice, digest, error)
 
-    def _write_graphs(self, writer: Writer, places: dict[int, int]) -> list[Graph]:
-        source = source_skeleton(self.source, self.settings.external_above)
-        run = run_skeleton(self.source)
-        source_stream = writer.add_graph(source.message)
-        same = run.message == source.message
-        run_stream = source_stream if same else writer.add_graph(run.message)
-        precisions = ("original",) if is_quantized(self.source) else ("fp32", "original")
-        return [
-            self._graph(SOURCE, (), source, source_stream, places),
-            self._graph(RUN, precisions, run, run_stream, places),
-        ]
-
-    def _graph(
-        self, role: str, precisions: tuple[str, ...], skeleton: Skeleton, stream: Stream, places: dict[int, int]
-    ) -> Graph:
-        holes = tuple(Hole(at=at, **self._binding(number, places)) for at, number in skeleton.holes)
-        externals = tuple(
-            External(location=e.location, name=e.name, repacked=e.repacked, **self._binding(e.weight, places))
-            for e in skeleton.externals
-        )
-        return Graph(role, precisions, stream, skeleton.sha256, holes, externals)
-
-    def _binding(self, number: int, places: dict[int, int]) -> dict[str, Any]:
-        tie = self.ties[number]
-        shape = self.source.weights[number].shape
-        stored = self.source.weights[tie.stored].shape
-        seen = stored if tie.perm is None else tuple(stored[i] for i in tie.perm)
-        return {"tensor": places[tie.stored], "perm": tie.perm, "shape": None if shape == seen else shape}
-
-    def _metadata(self, tensors: list[Tensor], errors: list[WeightError | None]) -> dict[str, Any]:
+    def _metadata(
+        self, tensors: list[Tensor], errors: list[WeightError | None], wide: dict[str, int]
+    ) -> dict[str, Any]:
         measured = {
             t.name or str(i): e.to_map() for i, (t, e) in enumerate(zip(tensors, errors, strict=True)) if e is not None
         }
@@ -196,6 +173,7 @@ class _Packing:
         facts["bytes"] = self.source.size
         return {
             "errors": measured,
+            "fp16_kept_float32": wide,
             "lossless": all(e is None for e in errors),
             "model": facts,
             "producer": f"conx {__version__}",

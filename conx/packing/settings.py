@@ -6,7 +6,9 @@ from typing import Any
 
 from conx.quantize.rules import Rule, Rules, parse_rule
 
-__all__ = ["Settings", "make_settings"]
+__all__ = ["PRECISIONS", "Settings", "make_settings"]
+
+PRECISIONS = ("fp32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -16,17 +18,19 @@ class Settings:
     Attributes:
         rules: how tensors are coded.
         lossless: whether all is kept bit for bit.
+        precisions: which graphs to make beside the model's own.
         external_above: bytes from which a model's own graph keeps its weights outside of the message.
     """
 
     rules: Rules
     lossless: bool
+    precisions: tuple[str, ...]
     external_above: int
 
     def to_map(self) -> dict[str, Any]:
         """For the file's metadata."""
         rule = self.rules.default
-        found: dict[str, Any] = {"lossless": self.lossless}
+        found: dict[str, Any] = {"lossless": self.lossless, "precisions": list(self.precisions)}
         if not self.lossless:
             found |= {"bits": rule.bits}
             found |= {k: v for k in ("block_size", "palette", "group") if (v := getattr(rule, k)) is not None}
@@ -42,6 +46,7 @@ def make_settings(
     palette: int | None,
     keep: Sequence[str],
     overrides: Mapping[str, str | Rule] | Sequence[tuple[str, str | Rule]],
+    precisions: Sequence[str],
     external_above: int,
 ) -> Settings:
     """Settings from the arguments of `conx.pack`.
@@ -57,8 +62,11 @@ def make_settings(
         raise ValueError("palette replaces the grid: it goes with neither bits nor block_size")
     if isinstance(keep, str):
         raise ValueError("keep takes a list of name patterns, not one string")
+    unknown = [p for p in precisions if p not in PRECISIONS]
+    if isinstance(precisions, str) or unknown:
+        raise ValueError(f"precisions={precisions!r}: a list of {', '.join(map(repr, PRECISIONS))}")
     default = Rule(lossless=lossless, bits=8 if bits is None else bits, block_size=block_size, palette=palette)
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else list(overrides)
     by_name = [(pattern, Rule(lossless=True)) for pattern in keep]
     by_name += [(pattern, rule if isinstance(rule, Rule) else parse_rule(rule)) for pattern, rule in pairs]
-    return Settings(Rules(default, tuple(by_name)), lossless, external_above)
+    return Settings(Rules(default, tuple(by_name)), lossless, tuple(precisions), external_above)

@@ -26,7 +26,7 @@ check_onnxruntime()
 
 log = logging.getLogger("conx")
 
-PRECISIONS = ("auto", "original", "fp32")
+PRECISIONS = ("auto", "original", "fp32", "fp16")
 MEMORY = ("auto", "low")
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
@@ -40,7 +40,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         sess_options: options for the session. They are cloned, so nothing of the file is left in them; custom operator
             libraries cannot be seen in them: name those in `custom_ops`.
         providers, provider_options: as in onnxruntime.
-        precision: "original" (the model's own graph and types), "fp32", or "auto".
+        precision: "original" (the model's own graph and types), "fp32", "fp16", or "auto".
         memory: "low" keeps onnxruntime from making repacked copies of weights, at the price of speed.
         verify: "checksum" checks each chunk's zstd checksum, "full" its SHA-256 before it is decoded.
         progress: called as progress(done, total) with bytes decoded, from the opening thread.

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from conx.dtypes import DType
 from conx.errors import ModelError
 from conx.graph.read import INLINE_MAX, Weight, read_model
-from tests.builders import model, normal, save
+from tests.builders import give, model, normal, save
 
 Array = npt.NDArray[Any]
 COUNT = 1200  # elements: more than INLINE_MAX bytes for types of a byte or more
@@ -226,6 +226,32 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         read_model(tmp_path / "none.onnx")
     with pytest.raises(ModelError, match="folder"):
         read_model(tmp_path)
+
+
+def test_constants_are_named_by_their_outputs(tmp_path: Path) -> None:
+    """People have to find them, and tensors in nodes mostly have no names of their own."""
+    made = model(
+        """g (float[2, 20] x, bool c) => (float[2, 20] y) {
+        a = MatMul(x, first)
+        b = MatMul(a, named)
+        y = If (c) <
+            then_branch = p () => (float[2, 20] yp) { yp = MatMul(b, second) },
+            else_branch = q () => (float[2, 20] yq) { yq = local.F(b) }
+        >
+    }
+    <domain: "local", opset_import: ["": 17]> F (v) => (r) { r = MatMul(v, third) }
+    """,
+        head='<ir_version: 8, opset_import: ["": 17, "local": 1]>',
+    )
+    give(made.graph, "first", normal(20, 20))
+    give(made.graph, "named", normal(20, 20))
+    made.graph.node[0].attribute[0].t.name = "its own"
+    branch = made.graph.node[4].attribute[0].g
+    give(branch, "second", normal(20, 20))
+    constant = helper.make_node("Constant", [], ["third"], value=numpy_helper.from_array(normal(20, 20)))
+    made.functions[0].node.insert(0, constant)
+    with read_model(save(made, tmp_path / "m.onnx")) as source:
+        assert {w.name for w in source.weights} == {"first", "its own", "second", "third"}
 
 
 def test_tensors_everywhere(tmp_path: Path) -> None:

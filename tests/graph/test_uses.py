@@ -168,7 +168,7 @@ def test_values_made_of_a_weight_many_times(tmp_path: Path) -> None:
 def test_constants(tmp_path: Path) -> None:
     made = model("g (float[2, 20] x) => (float[2, 30] y) { y = MatMul(x, k) }")
     give(made.graph, "k", as_tensor("", normal(20, 30)))
-    assert brief(uses(made, tmp_path, name="")) == {("MatMul", 1, (0, 1))}
+    assert brief(uses(made, tmp_path, name="k")) == {("MatMul", 1, (0, 1))}
 
 
 ODD = [

@@ -291,8 +291,8 @@ def test_slabs_are_each_element_once(
         scale_of[outer, middle, inner] = np.broadcast_to(part, scale_of[outer, middle, inner].shape)
     assert (seen == 1).all()
     wanted = np.zeros(shape, int)
-    for number, part in enumerate(blocks(wanted, axis, block)):
-        wanted[part] = number
+    for number, place in enumerate(blocks(wanted, axis, block)):
+        wanted[place] = number
     np.testing.assert_array_equal(scale_of.reshape(shape), wanted)
 
 

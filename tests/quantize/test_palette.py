@@ -96,7 +96,7 @@ KINDS = {
     "1e30": normal(3000, scale=1e30),
     "3e38": (np.tanh(normal(3000)) * 3.4e38).astype(np.float32),
     "constant": np.full(3000, 0.7, np.float32),
-    "few": np.resize(np.float32([-1, 0, -0.0, 0.25, 7]), 3000),
+    "few": np.resize(np.array([-1, 0, -0.0, 0.25, 7], np.float32), 3000),
 }
 
 
