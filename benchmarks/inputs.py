@@ -16,11 +16,11 @@ import onnxruntime
 from benchmarks import file_kinds, photo_feeds, reading, sentence_embedding, sounds
 from benchmarks.corpus import MODELS, fetch
 from benchmarks.feeds import CALIBRATION, COMPARISON, Array, Feed, Outputs, Run
-from benchmarks.generated import generated_feeds
 from benchmarks.measure import output_error
 from benchmarks.sentence_embedding import minilm_embed
 from benchmarks.sounds import log_spectrum_distance
 from benchmarks.texts import sentences
+from conx.feeds import generated_feeds
 
 __all__ = ["SCORED", "agreement", "feeds", "generated_feeds", "log_spectrum_distance", "minilm_embed", "score"]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from conx.packing.report import PackReport
     from conx.runtime.session import InferenceSession
     from conx.unpacking import unpack
+    from conx.verification import VerifyReport, verify
 
 __all__ = [
     "ConxError",
@@ -29,11 +30,13 @@ __all__ = [
     "ModelError",
     "PackReport",
     "UnsupportedError",
+    "VerifyReport",
     "__version__",
     "check",
     "inspect",
     "pack",
     "unpack",
+    "verify",
 ]
 
 # Where each public name lives, and the extra of the distribution that it needs.
@@ -44,6 +47,8 @@ _HOMES = {
     "inspect": ("conx.inspection", ""),
     "pack": ("conx.packing.pipeline", "pack"),
     "unpack": ("conx.unpacking", "pack"),
+    "VerifyReport": ("conx.verification", "cpu"),
+    "verify": ("conx.verification", "cpu"),
 }
 
 

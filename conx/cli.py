@@ -120,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--deep", action="store_true", help="hash and decode everything: finds a change of any byte")
     _add_work(check)
 
+    verify = _command(commands, "verify", _verify, "compare a .conx file's outputs with those of the original")
+    verify.add_argument("file", metavar="FILE.conx")
+    verify.add_argument("--against", required=True, metavar="MODEL.onnx", help="what the file was packed from")
+    verify.add_argument("--inputs", metavar="FILE.npz", help="inputs, or a folder of such files (default: random ones)")
+    verify.add_argument("--precision", action="append", help="which to compare (default: all that the file has)")
+    verify.add_argument("--max-error", type=float, metavar="E", help="exit with status 1 where an rms error is larger")
+    verify.add_argument("--json", action="store_true")
+
     _command(commands, "demo", _demo, "pack, load and run a small model that comes with conx")
     return parser
 
@@ -253,6 +261,34 @@ def _check(args: argparse.Namespace) -> None:
             else "header, index and chunk table are right; --deep checks every byte"
         )
         print(f"{args.file}: {what} ({report.tensors} tensors, {report.graphs} graphs, {bytes_text(report.bytes)})")
+
+
+def _verify(args: argparse.Namespace) -> None:
+    report = conx.verify(args.file, args.against, inputs=args.inputs, precisions=args.precision)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        head = ["precision", "output", "cosine", "error (rms)", "largest", "top-1", "equal", "NaN/Inf"]
+        rows = [
+            [
+                e.precision,
+                e.output,
+                f"{e.cosine:.7f}",
+                f"{e.rms:.2e}",
+                f"{e.peak:.2e}",
+                "" if e.top1 is None else f"{e.top1:.3f}",
+                f"{e.equal:.3f}",
+                str(e.nonfinite),
+            ]
+            for e in report.errors
+        ]
+        print(table(head, rows))
+    worst = report.worst()
+    if args.max_error is not None and (worst.nonfinite or not worst.rms <= args.max_error):
+        raise ConxError(
+            f"{args.file}: output {worst.output!r} at precision {worst.precision} has an error of {worst.rms:.2e}"
+            f" and {worst.nonfinite} stray NaN or Inf; {args.max_error:g} is allowed"
+        )
 
 
 def _demo(_args: argparse.Namespace) -> None:

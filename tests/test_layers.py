@@ -30,13 +30,15 @@ LAYERS: dict[str, set[str]] = {
     "unpacking": STORE | {"graph", "runtime"},
     "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection"},
     "report": set(),
+    "feeds": {"errors"},
+    "verification": {"errors", "feeds", "inspection", "runtime"},
     # What follows uses conx as anybody does, by its public names.
     "demo": {"__init__", "errors", "report"},
-    "cli": {"__init__", "errors", "report", "inspection", "packing", "demo"},
+    "cli": {"__init__", "errors", "report", "inspection", "packing", "verification", "demo"},
     "__main__": {"cli"},
     # The public names. Only _version and errors are really imported, the others when they are first asked for: see
     # test_import_conx_loads_nothing_heavy.
-    "__init__": {"_version", "errors", "runtime", "checking", "inspection", "unpacking", "packing"},
+    "__init__": {"_version", "errors", "runtime", "checking", "inspection", "unpacking", "packing", "verification"},
 }
 
 # The one place of each heavy package.

@@ -10,10 +10,11 @@ import pytest
 
 import conx
 
-FUNCTIONS = ["pack", "unpack", "inspect", "check"]
+FUNCTIONS = ["pack", "unpack", "inspect", "check", "verify"]
 CLASSES = [
     "InferenceSession",
     "PackReport",
+    "VerifyReport",
     "ConxError",
     "FormatError",
     "IntegrityError",

@@ -9,10 +9,17 @@ import warnings
 from pathlib import Path
 
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from conx.errors import UnsupportedError
 
-__all__ = ["FLOOR", "check_onnxruntime"]
+__all__ = ["FLOOR", "RUNTIME_ERRORS", "check_onnxruntime"]
+
+# What onnxruntime raises: some of its errors are RuntimeErrors, the others have no common base but Exception.
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+)
 
 FLOOR = (1, 31)  # the first that uses buffers of external initializers without copying them
 WHEELS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")

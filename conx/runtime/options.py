@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnxruntime
 
-__all__ = ["clone_options"]
+__all__ = ["clone_options", "quiet_options"]
 
 # ModelProto: ir_version 8, opset 13, graph "g": y = Identity(x), both float32 scalars.
 IDENTITY = bytes.fromhex(
@@ -38,4 +38,11 @@ def clone_options(
         options.optimized_model_filepath, options.enable_profiling = path, profiling
     for library in custom_ops:
         options.register_custom_ops_library(library)
+    return options
+
+
+def quiet_options() -> onnxruntime.SessionOptions:
+    """Options of a session that logs nothing: for trying whether something runs."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
     return options
