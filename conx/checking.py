@@ -11,7 +11,7 @@ from typing import BinaryIO
 from conx.container.reader import Reader, Verify
 from conx.container.records import Binding
 from conx.errors import ConxError, IntegrityError
-from conx.runtime.decode import decode_all, default_threads
+from conx.runtime.decode import decode_all, thread_count
 
 __all__ = ["CheckReport", "check", "verify_tensors"]
 
@@ -61,7 +61,7 @@ def check(
     with Reader(path, verify=Verify.FULL) as reader:
         if deep:
             reader.check_deep()
-            verify_tensors(reader, threads or default_threads(), progress)
+            verify_tensors(reader, thread_count(threads), progress)
         else:
             reader.check()
         return CheckReport(

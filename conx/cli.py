@@ -1,6 +1,7 @@
 """The command `conx`: arguments, tables, progress. No logic."""
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ Progress = Callable[[int, int], None]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for an error (one line on stderr), 2 for wrong usage."""
+    _prepare_streams()
     args = _parser().parse_args(arguments)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _on_signal)
@@ -47,6 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(f"internal error ({type(e).__name__}: {e}); please report it, with CONX_TRACEBACK=1", 1)
     return 0
+
+
+def _prepare_streams() -> None:
+    """Print whatever names a model has, also where the terminal lacks the letters or there is none."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _on_signal(number: int, _frame: object) -> NoReturn:

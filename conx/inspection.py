@@ -118,7 +118,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
                 bytes=t.nbytes,
                 stored=size,
                 uses=uses[i],
-                error=_number(_map(errors.get(t.name or str(i))).get("rms")),
+                error=_number(_map(errors.get(str(i))).get("rms")),
             )
             for i, (t, size) in enumerate(zip(index.tensors, stored, strict=True))
         )

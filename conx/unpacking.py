@@ -15,7 +15,7 @@ from conx.container.records import Binding, Graph
 from conx.container.target import Target
 from conx.errors import UnsupportedError
 from conx.graph.skeleton import MESSAGE_MAX, externals_to_holes
-from conx.runtime.decode import decode_all, default_threads, fill_holes
+from conx.runtime.decode import decode_all, fill_holes, thread_count
 
 __all__ = ["unpack"]
 
@@ -54,7 +54,7 @@ def unpack(
         raise ValueError(f"{target}: is the .conx file itself; name another output")
     with Reader(source, verify=Verify.FULL) as reader:
         graph = _graph(reader, precision)
-        _Unpacking(reader, graph, target, threads or default_threads(), external_above).run()
+        _Unpacking(reader, graph, target, thread_count(threads), external_above).run()
     return target
 
 

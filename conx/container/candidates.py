@@ -58,7 +58,7 @@ CANDIDATES = (HUFFMAN, LEVEL_1, LEVEL_3, SPARSE, LEVEL_9, LEVEL_19)
 _WINDOW_LOG = 25
 """Wide enough for the largest frame (zstd takes less where the content is smaller), so that all are single segments."""
 
-_SPARSE_BELOW = 2.6
+_SPARSE_BELOW = 3.2
 """Bits of order-0 entropy."""
 
 _SMALL = 2**14

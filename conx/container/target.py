@@ -29,6 +29,8 @@ class Target:
         self._temporary: Path | None = None
         if self.path.exists():
             _require_regular(self.path)
+        elif not self.folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "its folder is not there", str(path))
 
     def create(self) -> BinaryIO:
         """The temporary file, opened for writing, with the mode that any new file gets."""

@@ -14,10 +14,15 @@ __all__ = ["ChannelAxis", "channel_axis", "keeps_exact"]
 
 @dataclass(frozen=True)
 class ChannelAxis:
-    """A scale for each position of `axis`; with `rows`, one for each position of all axes but `axis`."""
+    """A scale for each position of `axis`.
+
+    With `rows`, one for each position of all axes but `axis` instead; with `block`, one for each run of so many
+    positions along `axis` at each position of the other axes.
+    """
 
     axis: int
     rows: bool = False
+    block: int | None = None
 
 
 def channel_axis(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
@@ -28,13 +33,17 @@ def channel_axis(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
     place = _PLACES.get((use.domain if use.domain != "ai.onnx" else "", use.op_type, use.slot))
     if place is None or len(shape) < 2:
         return None
-    axis = place.axis
-    if place.axis_attribute:
+    if use.op_type == "ConvTranspose":
+        return _transposed_kernel(use, shape)
+    axis, rows = place.axis, place.rows
+    if rank > 2 and place.stacked is not None:
+        axis, rows = place.stacked, True
+    elif place.axis_attribute:
         axis = use.attribute(place.axis_attribute, axis)
     elif place.turned_by and use.attribute(place.turned_by, 0):
         axis = place.turned
     found = use.perm[axis] if -rank <= axis < rank else None
-    return None if found is None else ChannelAxis(found, place.rows)
+    return None if found is None else ChannelAxis(found, rows)
 
 
 def keeps_exact(use: Use) -> bool:
@@ -48,6 +57,16 @@ _EXACT = {
     "Equal", "Greater", "GreaterOrEqual", "GridSample", "Less", "LessOrEqual", "NonMaxSuppression", "Pow", "QGemm",
     "Range", "Resize", "RoiAlign", "TopK", "Upsample", "Where",
 }  # fmt: skip
+
+
+def _transposed_kernel(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
+    """Kernels [inputs, outputs of a group, ...]: an output channel's inputs are those of its group."""
+    groups = use.attribute("group", 1)
+    if use.perm != tuple(range(len(shape))) or groups < 1 or shape[0] % groups:
+        return None
+    if groups == 1:
+        return ChannelAxis(1)
+    return ChannelAxis(0) if shape[1] == 1 else ChannelAxis(0, block=shape[0] // groups)
 
 
 def _einsum_axis(use: Use) -> ChannelAxis | None:
@@ -67,7 +86,8 @@ class _Place:
     """The output channels' axis as an operator sees its input, negative from the end.
 
     `turned` instead where attribute `turned_by` is set; attribute `axis_attribute` says it where there is one. With
-    `rows`, each position of all axes but `axis` is a channel of its own.
+    `rows`, each position of all axes but `axis` is a channel of its own; so it is of a stack of matrices, where
+    `stacked` is the axis that is summed over.
     """
 
     axis: int
@@ -75,12 +95,13 @@ class _Place:
     turned: int = 0
     axis_attribute: str = ""
     rows: bool = False
+    stacked: int | None = None
 
 
 _MS = "com.microsoft"
 _PLACES: dict[tuple[str, str, int], _Place] = {
-    ("", "MatMul", 0): _Place(-2),
-    ("", "MatMul", 1): _Place(-1),
+    ("", "MatMul", 0): _Place(-2, stacked=-1),
+    ("", "MatMul", 1): _Place(-1, stacked=-2),
     ("", "Gemm", 0): _Place(0, "transA", 1),
     ("", "Gemm", 1): _Place(1, "transB", 0),
     (_MS, "FusedMatMul", 0): _Place(-2, "transA", -1),

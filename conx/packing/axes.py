@@ -40,6 +40,8 @@ def stored_axes(source: SourceModel, ties: list[Tie]) -> list[Axes]:
     told: list[dict[ChannelAxis, None]] = [{} for _ in source.weights]
     exact = [False] * len(source.weights)
     for weight, tie, uses in zip(source.weights, ties, weight_uses(source), strict=True):
+        if tie.stored != weight.number and sum(d > 1 for d in weight.shape) < 2:
+            exact[tie.stored] = True  # a vector with the same values
         for use in uses:
             place = _stored_place(use, weight.shape, tie.perm, source.weights[tie.stored].shape)
             if place is not None:
@@ -50,9 +52,9 @@ def stored_axes(source: SourceModel, ties: list[Tie]) -> list[Axes]:
 
 
 def _axes(places: tuple[ChannelAxis, ...], exact: bool, shape: tuple[int, ...]) -> Axes:
-    if places:
-        return Axes(places, True)
-    return Axes((), False) if exact else Axes.of_any(shape)
+    if exact:
+        return Axes((), False)
+    return Axes(places, True) if places else Axes.of_any(shape)
 
 
 def _stored_place(
@@ -66,4 +68,4 @@ def _stored_place(
     mine = [i for i, d in enumerate(shape) if d != 1]
     if [stored[i] for i in order] != [shape[i] for i in mine] or place.axis not in mine:
         return None
-    return ChannelAxis(order[mine.index(place.axis)], place.rows)
+    return ChannelAxis(order[mine.index(place.axis)], place.rows, place.block)

@@ -34,6 +34,7 @@ __all__ = ["MIN_CODED", "Choice", "choose"]
 
 MIN_CODED = 1024  # elements; smaller tensors are not worth any error
 SAMPLES = 3  # segments looked at when sizes are compared
+LARGEST = 2.0**127  # a code times a scale may be half a step larger than the value, and must stay finite
 LOOSE = 1.02  # a lossless form that is no more than this much larger than a lossy one is preferred
 
 Array = npt.NDArray[Any]
@@ -109,7 +110,8 @@ def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> Encoded | N
     if rule.lossless or axes.exact or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
         return None
     values = _as_float32(data, meta.dtype)
-    if not all(np.isfinite(values[i : i + SEGMENT]).all() for i in range(0, values.size, SEGMENT)):
+    blocks = (values[i : i + SEGMENT] for i in range(0, values.size, SEGMENT))
+    if not all(np.abs(block).max() < LARGEST for block in blocks):  # false for NaN too
         return None
     if rule.palette is not None:
         return _fitted_palette(values, meta, rule, axes.axes[0])
@@ -131,14 +133,14 @@ def _grid(values: npt.NDArray[np.float32], place: ChannelAxis, rule: Rule) -> Gr
     if rule.block_size is not None:
         axis = _summed_axis(values.shape, place)
         block = min(rule.block_size, values.shape[axis])
-    elif place.rows:
-        block = values.shape[axis]
+    elif place.rows or place.block is not None:
+        block = place.block or values.shape[axis]
     return fit_grid(values, axis, block, rule.bits)
 
 
 def _summed_axis(shape: tuple[int, ...], place: ChannelAxis) -> int:
     """The axis along which blocks run: the longest one that is not the output channels'."""
-    if place.rows:
+    if place.rows or place.block is not None:
         return place.axis
     return max((i for i in range(len(shape)) if i != place.axis), key=lambda i: (shape[i], i))
 

@@ -17,7 +17,7 @@ from conx.checking import verify_tensors
 from conx.codecs import pack_params
 from conx.codecs.base import Encoded, TensorMeta
 from conx.container.limits import SEGMENT
-from conx.container.reader import Reader
+from conx.container.reader import Reader, Verify
 from conx.container.records import Tensor
 from conx.container.writer import Writer
 from conx.errors import ConxError, ModelError
@@ -34,7 +34,7 @@ from conx.packing.measure import WeightError, measure
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import PRECISIONS, Settings, make_settings
 from conx.quantize.rules import Rule
-from conx.runtime.decode import default_threads
+from conx.runtime.decode import thread_count
 
 __all__ = ["pack"]
 
@@ -87,7 +87,9 @@ def pack(
         raise ValueError(f"{target}: is the model itself; name another output")
     with read_model(source_path) as source:
         check_inline_tensors(source)
-        return _Packing(source, target, settings, threads or default_threads(), progress).run()
+        if target.exists() and any(target.samefile(file.path) for file in source.files.values()):
+            raise ValueError(f"{target}: is a data file of the model; name another output")
+        return _Packing(source, target, settings, thread_count(threads), progress).run()
 
 
 @dataclass(frozen=True)
@@ -121,17 +123,19 @@ class _Packing:
             Writer(self.target, pool) as writer,
         ):
             stored = [w for w in self.source.weights if self.ties[w.number].stored == w.number]
+            self._advance(sum(w.nbytes for w in self.source.weights) - sum(w.nbytes for w in stored))
             tensors = []
             errors = []
             for one in ordered_map(pool, self._decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
                 tensors.append(_write(writer, one))
                 errors.append(one.error)
+                self._advance(one.weight.nbytes)
                 del one  # before the next one is read
             graphs, wide = write_graphs(
                 writer, self.source, self.ties, self.settings.precisions, self.settings.external_above
             )
             features = sorted({"draft-1"} | {f"codec:{t.codec}" for t in tensors})
-            writer.finish(features, graphs, tensors, self._metadata(tensors, errors, wide), self._verify)
+            writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify)
         return make_report(self.source.path, self.target, time.perf_counter() - begun)
 
     def _names(self) -> list[str]:
@@ -157,14 +161,11 @@ class _Packing:
         if choice.lossless:
             return _Stored(weight, choice, self.ties[weight.number].sha256, None)
         digest, error = measure(choice.encoded, TensorMeta(weight.shape, weight.dtype), data)
-        return _Stored(weight, choice, digest, error)
+        same = digest == self.ties[weight.number].sha256
+        return _Stored(weight, choice, digest, None if same else error)
 
-    def _metadata(
-        self, tensors: list[Tensor], errors: list[WeightError | None], wide: dict[str, int]
-    ) -> dict[str, Any]:
-        measured = {
-            t.name or str(i): e.to_map() for i, (t, e) in enumerate(zip(tensors, errors, strict=True)) if e is not None
-        }
+    def _metadata(self, errors: list[WeightError | None], wide: dict[str, int]) -> dict[str, Any]:
+        measured = {str(i): e.to_map() for i, e in enumerate(errors) if e is not None}
         unique = {t.stored for t in self.ties}
         facts = graph_facts(self.source)
         facts["parameters"] = parameter_count(self.source)
@@ -181,10 +182,12 @@ class _Packing:
         }
 
     def _verify(self, path: Path) -> None:
-        """Reopen what was written: every chunk's hash, and every tensor decoded."""
-        with Reader(path) as reader:
+        """Reopen what was written: every chunk's hash, every graph, and every tensor decoded."""
+        with Reader(path, verify=Verify.FULL) as reader:
+            reader.check()
+            for graph in reader.index.graphs:
+                reader.graph(graph)
             verify_tensors(reader, self.threads)
-        self._advance(0)
 
 
 def _write(writer: Writer, one: _Stored) -> Tensor:

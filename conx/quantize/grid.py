@@ -92,9 +92,10 @@ def _peaks(view: F32, per_axis: bool, block: int | None) -> F32:
 
 def _at_least_smallest(peaks: F32, top: int) -> F32:
     """Peak / top, but never 0 or so rounded that the peak would not fit; 0 where all values are 0."""
+    exact = peaks.astype(np.float64)
     with np.errstate(under="ignore"):
-        scales = (peaks / np.float32(top)).astype(np.float32)
-        short = scales * np.float32(top + 0.5) < peaks
+        scales = (exact / top).astype(np.float32)
+        short = scales.astype(np.float64) * (top + 0.5) < exact
         scales = np.where(short, np.nextafter(scales, np.float32(np.inf)), scales)
         found: F32 = np.where(peaks > 0, np.maximum(scales, SMALLEST), np.float32(0)).astype(np.float32)
         return found

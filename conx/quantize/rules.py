@@ -83,5 +83,10 @@ def parse_rule(text: str) -> Rule:
             raise ValueError(
                 f"{part!r} in {text!r}: write lossless, or bits:N, block:N, palette:N, group:N separated by commas"
             )
-        given[{"block": "block_size"}.get(match[1], match[1])] = int(match[2])
+        name = {"block": "block_size"}.get(match[1], match[1])
+        if name in given:
+            raise ValueError(f"{text!r} says {match[1]} twice")
+        given[name] = int(match[2])
+    if "palette" in given and given.keys() & {"bits", "block_size"}:
+        raise ValueError(f"{text!r}: palette replaces the grid: it goes with neither bits nor block")
     return Rule(**given)  # type: ignore[arg-type]  # the names are those of the pattern

@@ -23,7 +23,7 @@ from conx.container.records import Binding, External, Graph, Tensor
 from conx.dtypes import DType
 from conx.errors import ConxError, FormatError
 
-__all__ = ["Progress", "decode_all", "default_threads", "fill_holes"]
+__all__ = ["Progress", "decode_all", "fill_holes", "thread_count"]
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -42,8 +42,16 @@ class _Job:
     nbytes: int
 
 
-def default_threads() -> int:
-    """Threads for decoding: the cores that this process may use."""
+def thread_count(threads: int | None) -> int:
+    """The number of threads asked for, or one for each core that this process may use.
+
+    Raises:
+        ValueError: fewer than one is asked for.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads={threads}: 1 or more are possible")
+        return threads
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable, 16))
 
@@ -73,7 +81,7 @@ def decode_all(
     for key in wanted:
         number, target, perm = key
         jobs += _jobs(reader, reader.index.tensors[number], target, perm, buffers[key])
-    _Work(jobs, progress).run(default_threads() if threads is None else threads)
+    _Work(jobs, progress).run(thread_count(threads))
     return [buffers[key] for key in keys]
 
 

@@ -573,7 +573,6 @@ def test_operator_that_is_not_run(operator: str, slot: int, tmp_path: Path) -> N
     assert worst_channel(sums[0], sums[1], tuple(range(len(axes)))) < WITHIN
 
 
-@pytest.mark.xfail(strict=True, reason="scales of a stack of matrices are shared by its matrices")
 def test_stacked_matrices_that_differ(tmp_path: Path) -> None:
     """MatMul with a stack of matrices: each has output channels of its own (experts, heads)."""
     case = Case(
@@ -585,7 +584,6 @@ def test_stacked_matrices_that_differ(tmp_path: Path) -> None:
     check(case, tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="ConvTranspose with groups: axis 1 has only the channels of one group")
 @pytest.mark.parametrize(("count", "group"), [(40, 40), (32, 2)], ids=["depthwise", "two groups"])
 def test_groups_of_a_transposed_convolution_that_differ(count: int, group: int, tmp_path: Path) -> None:
     """Output channel g · M/group + m belongs to axis 0's part g: a scale along axis 1 alone serves all groups."""

@@ -59,7 +59,6 @@ def test_what_is_not_understood_is_named(text: str, told: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="the last of two contradicting parts wins silently")
 @pytest.mark.parametrize("text", ["bits:4,bits:5", "palette:4,bits:4", "palette:4,block:64"])
 def test_parts_that_contradict_each_other(text: str) -> None:
     """`conx.pack(palette=4, bits=4)` is refused too."""
