@@ -57,6 +57,10 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     """
 
     precision: str
+    # Buffers that onnxruntime refers to, and how to open the file again. Set last: until then, a session that is opened
+    # again by `set_providers` still has its former ones.
+    _keep: Sequence[Any] = ()
+    _again: tuple[Any, Any, dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -76,8 +80,6 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         _check_choice("precision", precision, PRECISIONS)
         _check_choice("memory", memory, MEMORY)
         _check_choice("verify", verify, tuple(v.value for v in Verify))
-        self._keep: list[Any] = []
-        self._again: tuple[Any, Any, dict[str, Any]] | None = None
         if not is_conx(path_or_bytes):
             self._pass_through(path_or_bytes, sess_options, providers, provider_options, precision, kwargs)
             return
@@ -85,25 +87,25 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         if memory == "low":
             options.add_session_config_entry(NO_REPACKING, "1")
         with Reader(path_or_bytes, verify=Verify(verify)) as reader:
-            self.precision = _choose(reader, precision)
-            graph = reader.index.serving(self.precision)
+            chosen = _choose(reader, precision)
+            graph = reader.index.serving(chosen)
             assert graph is not None  # _choose answers with a precision that is there
             model = fill_holes(reader, graph, threads)
             arrays = decode_all(reader, graph.externals, threads, progress)
             repacking = _repacking(options, providers, memory)
             handed = hand_over(options, graph.externals, reader.index.tensors, arrays, repacking=repacking)
             del arrays
-        log.info("opening %s at precision %s", _label(path_or_bytes), self.precision)
+        log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
         kwargs.setdefault("enable_fallback", 0)
-        self._keep = handed.keep
+        super().__init__(model, options, providers, provider_options, **kwargs)
+        handed.until_open.clear()
+        self._model_bytes = None  # onnxruntime has parsed it
+        self.precision, self._keep = chosen, handed.keep
         self._again = (
             _path_only(path_or_bytes),
             sess_options,
             {"precision": precision, "memory": memory, "verify": verify, "custom_ops": custom_ops, **kwargs},
         )
-        super().__init__(model, options, providers, provider_options, **kwargs)
-        handed.until_open.clear()
-        self._model_bytes = None  # onnxruntime has parsed it
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
         """As in onnxruntime: opens the model again with other providers. A .conx is read again from its path.

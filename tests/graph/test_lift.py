@@ -52,7 +52,7 @@ def check(made: onnx.ModelProto, feeds: Mapping[str, Any], folder: Path, *more: 
     wanted, got = run_plain(path, feeds), run_plain(unpacked, feeds)
     assert same_bits(wanted, got) if exact else np.allclose(wanted[0], got[0], 1e-4, 1e-4)
     with read_model(path) as source:
-        return run_graph(source).proto
+        return run_graph(source.proto, source.weights).proto
 
 
 def names(run: onnx.ModelProto) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_name_of_the_main_graph_in_one_branch(lifting: bool, tmp_path: Path) -
     made = model(BRANCHES, {"w": normal(20, 20)})
     branches(made)[0].initializer.append(as_tensor("w", normal(20, 20, seed=1)))
     with read_model(save(made, tmp_path / "m.onnx")) as source:
-        run = run_graph(source).proto
+        run = run_graph(source.proto, source.weights).proto
     assert names(run) == (["w", "w/1"] if lifting else ["w"])
     assert branches(run)[0].node[0].input[1] == ("w/1" if lifting else "w")
     assert branches(run)[1].node[0].input[1] == "w"
@@ -160,7 +160,7 @@ def test_an_inner_branch_with_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch,
     for i, graph in enumerate((outer, other, inner)):
         graph.initializer.append(as_tensor("w", normal(20, 20, seed=i)))
     with read_model(save(made, tmp_path / "m.onnx")) as source:
-        run = run_graph(source)
+        run = run_graph(source.proto, source.weights)
         values = {e.name: source.weights[e.weight].read() for e in run.externals}
     found = branches(run.proto)
     seen = [found[0].node[0], found[1].node[0], found[0].node[1].attribute[0].g.node[0]]
@@ -488,7 +488,7 @@ def test_training_information_is_left_out(tmp_path: Path) -> None:
     made.training_info.add().initialization.initializer.append(as_tensor("t", normal(400)))
     path = save(made, tmp_path / "m.onnx")
     with read_model(path) as source:
-        run = run_graph(source)
+        run = run_graph(source.proto, source.weights)
         assert not run.proto.training_info
         assert [e.name for e in run.externals] == ["w"]
     conx.pack(path, tmp_path / "m.conx", lossless=True, threads=1)
@@ -532,7 +532,7 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
         give(branch, "w", normal(20, 20, seed=i))
     with read_model(save(made, tmp_path / "m.onnx")) as source:
         before = source.proto.SerializeToString()
-        run_graph(source)
+        run_graph(source.proto, source.weights)
         assert source.proto.SerializeToString() == before
 
 
@@ -568,7 +568,7 @@ def test_what_is_marked_as_repacked(case: str, tmp_path: Path) -> None:
     made, wanted = REPACKED[case][0](), REPACKED[case][1]
     made.graph.initializer.append(as_tensor("w", normal(20, 20)))
     with read_model(save(made, tmp_path / "m.onnx")) as source:
-        (external,) = run_graph(source).externals
+        (external,) = run_graph(source.proto, source.weights).externals
     assert external.repacked == wanted
 
 
@@ -576,7 +576,7 @@ def test_what_is_marked_as_repacked(case: str, tmp_path: Path) -> None:
 def test_only_float_matrices_are_repacked(values: np.ndarray[Any, Any], tmp_path: Path) -> None:
     made = model("g (float[2, n] x) => (float[2, 20] y) { y = MatMul(x, w) }", {"w": values})
     with read_model(save(made, tmp_path / "m.onnx")) as source:
-        assert [e.repacked for e in run_graph(source).externals] == [False]
+        assert [e.repacked for e in run_graph(source.proto, source.weights).externals] == [False]
 
 
 def test_nested_graphs_are_found_in_order() -> None:

@@ -22,7 +22,7 @@ HEAD = '<ir_version: 8, opset_import: ["": 17, "local": 1], producer_name: "test
 def filled(skeleton: Skeleton, source: SourceModel) -> bytes:
     """The message with the weights' bytes in its holes."""
     out, at = b"", 0
-    for position, number in skeleton.holes:
+    for position, number, _ in skeleton.holes:
         out += skeleton.message[at:position] + source.weights[number].read().tobytes()
         at = position
     return out + skeleton.message[at:]
@@ -107,7 +107,7 @@ def test_a_graph_in_two_pieces(tmp_path: Path) -> None:
     path.write_bytes(content)
     with read_model(path) as source:
         assert filled(source_skeleton(source), source) == content
-        run = onnx.ModelProto.FromString(filled(run_skeleton(source), source))
+        run = onnx.ModelProto.FromString(filled(run_skeleton(source.proto, source.weights), source))
         assert [t.name for t in run.graph.initializer] == ["w"]
 
 
