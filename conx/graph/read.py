@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
@@ -22,38 +21,28 @@ from google.protobuf.message import DecodeError, Message
 from conx.dtypes import DType
 from conx.errors import ModelError
 from conx.graph.external import DataFile, locate
-from conx.graph.wire import (
-    VARINT,
-    Data,
-    Hole,
-    Piece,
-    Window,
-    WireError,
-    field_bytes,
-    fields,
-    read_varint,
-    rewrite,
-    varints,
+from conx.graph.tensor_fields import (
+    DATA_FIELDS,
+    DATA_LOCATION,
+    EXTERNAL_DATA,
+    IS_EXTERNAL,
+    LIKE_RAW,
+    MARKER,
+    RAW,
+    STRING_DATA,
+    Head,
+    checked_shape,
+    entry_number,
+    may_hold,
+    typed_data,
+    without,
 )
+from conx.graph.wire import Data, Hole, Piece, Window, WireError, field_bytes, rewrite
 
 __all__ = ["INLINE_MAX", "MARKER", "SourceModel", "Weight", "read_model", "weight_number"]
 
 INLINE_MAX = 1024  # bytes; smaller tensors stay in the graph: onnxruntime wants to see shapes and scalars
-MARKER = "conx:weight"
 MAX_SKELETON = 2**31 - 1  # bytes; protobuf parses no larger message
-
-DIMS, DATA_TYPE, NAME, RAW, EXTERNAL_DATA, DATA_LOCATION = 1, 2, 8, 9, 13, 14
-FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, DOUBLE_DATA, UINT64_DATA = 4, 5, 6, 7, 10, 11
-IS_EXTERNAL = bytes([DATA_LOCATION << 3 | VARINT, onnx.TensorProto.EXTERNAL])
-DATA_FIELDS = (FLOAT_DATA, INT32_DATA, STRING_DATA, INT64_DATA, RAW, DOUBLE_DATA, UINT64_DATA)
-LIKE_RAW = (RAW, FLOAT_DATA, DOUBLE_DATA)  # packed fields whose content is what raw_data would hold
-# The element types of each typed field (onnx.proto); int32_data has all others of up to 32 bits.
-TYPED = {
-    FLOAT_DATA: (DType.FLOAT32, DType.COMPLEX64),
-    DOUBLE_DATA: (DType.FLOAT64, DType.COMPLEX128),
-    INT64_DATA: (DType.INT64,),
-    UINT64_DATA: (DType.UINT64, DType.UINT32),
-}
 
 
 @dataclass(frozen=True)
@@ -207,7 +196,7 @@ class _Reading:
 
     def _tensor(self, data: Data, start: int, end: int) -> list[Piece] | None:
         """Replace a large or external tensor by a stub; make a small external one inline."""
-        head = _Head.parse(data, start, end)
+        head = Head.parse(data, start, end)
         if head.external:
             return self._external(data, start, end, head)
         size = sum(end - begin for number, begin, end in head.payloads if number != STRING_DATA)
@@ -215,9 +204,9 @@ class _Reading:
         if size <= INLINE_MAX or dtype is None:
             return None
         label = f"{self.path}: tensor {head.name!r}"
-        if any(end > begin and not _holds(number, dtype) for number, begin, end in head.payloads):
+        if any(end > begin and not may_hold(number, dtype) for number, begin, end in head.payloads):
             raise ModelError(f"{label}: data of element type {dtype.label} in a field that is not for it")
-        shape = _checked_shape(head.dims, label)
+        shape = checked_shape(head.dims, label)
         nbytes = dtype.nbytes(math.prod(shape))
         if len(head.payloads) == 1 and head.payloads[0][0] in LIKE_RAW:
             tag, begin, stop = head.payloads[0]
@@ -229,7 +218,7 @@ class _Reading:
                 return None
             weight = self._add(head, dtype, shape, tag, self._main, begin)
             return self._stub(data, start, end, weight, drop=(tag,))
-        content = _typed_data(bytes(data.get(start, end)), dtype)
+        content = typed_data(bytes(data.get(start, end)), dtype)
         if len(content) != nbytes:
             raise ModelError(
                 f"{label} has {len(content)} bytes of data, its shape {list(shape)} of {dtype.label} needs {nbytes}"
@@ -239,16 +228,16 @@ class _Reading:
         weight = self._add(head, dtype, shape, RAW, None, 0, content)
         return self._stub(data, start, end, weight, drop=DATA_FIELDS)
 
-    def _external(self, data: Data, start: int, end: int, head: "_Head") -> list[Piece]:
+    def _external(self, data: Data, start: int, end: int, head: "Head") -> list[Piece]:
         label = f"{self.path}: tensor {head.name!r}"
         dtype = DType.from_number(head.data_type)
         if dtype is None:
             raise ModelError(f"{label}: external data of element type {head.data_type}, which conx does not know")
-        shape = _checked_shape(head.dims, label)
+        shape = checked_shape(head.dims, label)
         nbytes = dtype.nbytes(math.prod(shape))
         location = head.entries.get("location", "")
-        offset = _entry_number(head.entries, "offset", 0, label)
-        given = _entry_number(head.entries, "length", nbytes, label)
+        offset = entry_number(head.entries, "offset", 0, label)
+        given = entry_number(head.entries, "length", nbytes, label)
         if given != nbytes:
             raise ModelError(
                 f"{label}: external length is {given}, its shape {list(shape)} of {dtype.label} needs {nbytes}"
@@ -262,7 +251,7 @@ class _Reading:
         dropped = (*DATA_FIELDS, EXTERNAL_DATA, DATA_LOCATION)
         if nbytes <= INLINE_MAX:
             content = bytes(file.read(offset, nbytes))
-            return [*_without(data, start, end, dropped, None), field_bytes(RAW, content)]
+            return [*without(data, start, end, dropped, None), field_bytes(RAW, content)]
         return self._stub(data, start, end, self._add(head, dtype, shape, RAW, file, offset), dropped)
 
     def _name_constants(self, nodes: Iterable[onnx.NodeProto]) -> None:
@@ -277,7 +266,7 @@ class _Reading:
 
     def _add(
         self,
-        head: "_Head",
+        head: "Head",
         dtype: DType,
         shape: tuple[int, ...],
         tag: int,
@@ -291,70 +280,7 @@ class _Reading:
 
     def _stub(self, data: Data, start: int, end: int, weight: Weight, drop: tuple[int, ...]) -> list[Piece]:
         entry = field_bytes(1, MARKER.encode()) + field_bytes(2, str(weight.number).encode())
-        return list(_without(data, start, end, drop, field_bytes(EXTERNAL_DATA, entry)))
-
-
-@dataclass
-class _Head:
-    """What a TensorProto says of itself, and where its data lies."""
-
-    dims: list[int]
-    data_type: int
-    name: str
-    payloads: list[tuple[int, int, int]]  # field number, start, end
-    external: bool
-    entries: dict[str, str]
-
-    @classmethod
-    def parse(cls, data: Data, start: int, end: int) -> "_Head":
-        head = cls([], 0, "", [], False, {})
-        for f in fields(data, start, end):
-            if f.number == DIMS:
-                raw = data.get(f.value, f.end)
-                head.dims += [d - (1 << 64) if d >> 63 else d for d in varints(raw)]
-            elif f.number == DATA_TYPE and f.wire == VARINT:
-                head.data_type = read_varint(data, f.value, f.end)
-            elif f.number == NAME:
-                head.name = data.get(f.value, f.end).decode("utf-8", "replace")
-            elif f.number in DATA_FIELDS:
-                head.payloads.append((f.number, f.value, f.end))
-            elif f.number == EXTERNAL_DATA:
-                pair = {
-                    g.number: data.get(g.value, g.end).decode("utf-8", "replace") for g in fields(data, f.value, f.end)
-                }
-                head.entries[pair.get(1, "")] = pair.get(2, "")
-            elif f.number == DATA_LOCATION:
-                head.external = read_varint(data, f.value, f.end) == onnx.TensorProto.EXTERNAL
-        if MARKER in head.entries:
-            raise ModelError(f"tensor {head.name!r} is marked {MARKER!r}, which conx reserves for itself")
-        return head
-
-
-def _without(data: Data, start: int, end: int, drop: tuple[int, ...], instead: bytes | None) -> Iterator[bytes]:
-    """The tensor's fields but those in `drop`; `instead` stands where the first of them stood."""
-    for f in fields(data, start, end):
-        if f.number not in drop:
-            yield bytes(data.get(f.start, f.end))
-        elif instead is not None:
-            yield instead
-            instead = None
-    if instead is not None:
-        yield instead
-
-
-def _checked_shape(dims: list[int], label: str) -> tuple[int, ...]:
-    if any(d < 0 for d in dims) or math.prod(dims) > 1 << 40:
-        raise ModelError(f"{label}: shape {dims} is not possible")
-    return tuple(dims)
-
-
-def _entry_number(entries: dict[str, str], key: str, default: int, label: str) -> int:
-    text = entries.get(key)
-    if text is None:
-        return default
-    if not (text.isascii() and text.strip().isdigit()) or len(text) > 20:
-        raise ModelError(f"{label}: external {key} is {text!r}, not a number of bytes")
-    return int(text)
+        return list(without(data, start, end, drop, field_bytes(EXTERNAL_DATA, entry)))
 
 
 def _require_text(message: Message) -> None:
@@ -366,27 +292,3 @@ def _require_text(message: Message) -> None:
         elif known.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in [value] if isinstance(value, Message) else value:
                 _require_text(inner)
-
-
-def _holds(number: int, dtype: DType) -> bool:
-    """Whether values of this type may lie in the TensorProto field of this number."""
-    if number == INT32_DATA:
-        return dtype.bits <= 32 and not any(dtype in types for types in TYPED.values())
-    return number == RAW or dtype in TYPED.get(number, ())
-
-
-def _typed_data(content: bytes, dtype: DType) -> bytes:
-    """The data of a TensorProto's typed fields, which may hold `dtype`, as raw_data would have it."""
-    tensor = onnx.TensorProto.FromString(content)
-    if tensor.raw_data:
-        return bytes(tensor.raw_data)
-    if tensor.float_data:
-        return np.asarray(tensor.float_data, "<f4").tobytes()
-    if tensor.double_data:
-        return np.asarray(tensor.double_data, "<f8").tobytes()
-    if tensor.int64_data:
-        return np.asarray(tensor.int64_data, "<i8").tobytes()
-    if tensor.uint64_data:
-        return np.asarray(tensor.uint64_data, np.uint64).astype(dtype.storage).tobytes()
-    width = np.dtype(f"<u{max(dtype.bits, 8) // 8}")
-    return np.asarray(tensor.int32_data, np.int32).astype(np.uint32).astype(width).tobytes()

@@ -12,14 +12,14 @@ import onnx
 
 from conx.dtypes import DType
 from conx.graph.lift import External, run_graph
-from conx.graph.read import EXTERNAL_DATA, MARKER, SourceModel, Weight, weight_number
+from conx.graph.read import MARKER, SourceModel, Weight, weight_number
+from conx.graph.tensor_fields import EXTERNAL_DATA, RAW
 from conx.graph.wire import Hole, Piece, Whole, field_head, fields, punch
 
 __all__ = ["LOCATION", "MESSAGE_MAX", "Skeleton", "externals_to_holes", "run_skeleton", "source_skeleton"]
 
 MESSAGE_MAX = 2**31 - 1  # bytes; protobuf parses no larger message
 LOCATION = "conx-"  # how locations of externals begin
-RAW_DATA = 9
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def externals_to_holes(
             tensor.ClearField("data_location")
             return [
                 tensor.SerializeToString(deterministic=True),
-                field_head(RAW_DATA, size),
+                field_head(RAW, size),
                 Hole(locations[location], size),
             ]
         del tensor.external_data[:]
@@ -131,7 +131,7 @@ def _hole(content: bytes, weight: Weight) -> list[Piece]:
     number = onnx.TensorProto.FromString(content).data_type
     dtype = DType.from_number(number)
     assert dtype is not None  # a weight has a known type
-    size, tag = dtype.nbytes(weight.count), weight.tag if dtype is weight.dtype else RAW_DATA
+    size, tag = dtype.nbytes(weight.count), weight.tag if dtype is weight.dtype else RAW
     pieces: list[Piece] = []
     data = Whole(content)
     for f in fields(data, 0, len(content)):
