@@ -1,7 +1,9 @@
 """Palettes: the few values a tensor really has, or the few that stand for it best.
 
 Fitting is one-dimensional k-means by Lloyd's iteration (Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf.
-Theory 28, 1982) on sorted values: clusters are ranges between midpoints, means come from cumulative sums.
+Theory 28, 1982) on sorted values: clusters are ranges between midpoints, means come from cumulative sums. It starts
+where many entries belong: with a density like the cube root of the values' (Panter and Dite, "Quantization distortion in
+pulse-count modulation with nonuniform spacing of levels", Proc. IRE 39, 1951).
 """
 
 from dataclasses import dataclass
@@ -66,10 +68,17 @@ def fit_palette(values: npt.NDArray[np.float32], bits: int, group_of: npt.NDArra
     return Palette(palettes, indices)
 
 
+def _first_centers(ordered: npt.NDArray[np.float64], entries: int) -> npt.NDArray[np.float64]:
+    points = ordered[np.linspace(0, ordered.size - 1, min(ordered.size, PROBE)).astype(np.intp)]
+    # Between equally likely points the density is 1 / gap; its cube root over the gap has the mass gap^(2/3).
+    mass = np.concatenate([[0.0], np.cumsum(np.diff(points) ** (2 / 3))])
+    return np.interp((np.arange(entries) + 0.5) / entries * mass[-1], mass, points)
+
+
 def _fit(values: npt.NDArray[np.float32], entries: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     ordered = np.sort(values[:: max(1, values.size // FIT_SAMPLE)]).astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    centers = ordered[np.linspace(0, ordered.size - 1, entries).astype(np.intp)]
+    centers = _first_centers(ordered, entries)
     for _ in range(ITERATIONS):
         edges = np.searchsorted(ordered, (centers[1:] + centers[:-1]) / 2)
         ends = np.concatenate([[0], edges, [ordered.size]])

@@ -41,8 +41,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             libraries cannot be seen in them: name those in `custom_ops`.
         providers, provider_options: as in onnxruntime.
         precision: "original" (the model's own graph and types), "fp32", "fp16", or "auto".
-        memory: "low" keeps onnxruntime from making repacked copies of weights, at the price of speed, and of the last bits
-            of outputs where it then computes in another order.
+        memory: "low" keeps onnxruntime from making repacked copies of weights, at the price of speed, and of the last
+            bits of outputs where it then computes in another order.
         verify: "checksum" checks each chunk's zstd checksum, "full" its SHA-256 before it is decoded.
         progress: called as progress(done, total) with bytes decoded, from the opening thread.
         threads: decoding threads; None: one for each core.
