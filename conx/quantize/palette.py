@@ -2,8 +2,9 @@
 
 Fitting is one-dimensional k-means by Lloyd's iteration (Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf.
 Theory 28, 1982) on sorted values: clusters are ranges between midpoints, means come from cumulative sums. It starts
-where many entries belong: with a density like the cube root of the values' (Panter and Dite, "Quantization distortion in
-pulse-count modulation with nonuniform spacing of levels", Proc. IRE 39, 1951).
+at even quantiles, and where many entries belong: with a density like the cube root of the values' (Panter and Dite,
+"Quantization distortion in pulse-count modulation with nonuniform spacing of levels", Proc. IRE 39, 1951). The better
+end counts.
 """
 
 from dataclasses import dataclass
@@ -68,17 +69,26 @@ def fit_palette(values: npt.NDArray[np.float32], bits: int, group_of: npt.NDArra
     return Palette(palettes, indices)
 
 
-def _first_centers(ordered: npt.NDArray[np.float64], entries: int) -> npt.NDArray[np.float64]:
+def _fit(values: npt.NDArray[np.float32], entries: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    ordered = np.sort(values[:: max(1, values.size // FIT_SAMPLE)]).astype(np.float64)
+    even = ordered[np.linspace(0, ordered.size - 1, entries).astype(np.intp)]
+    palette = min(
+        (_lloyd(ordered, first) for first in (even, _spread(ordered, entries))), key=lambda p: _error(ordered, p)
+    )
+    return palette, np.searchsorted(_middles(palette), values).astype(np.uint8)
+
+
+def _spread(ordered: npt.NDArray[np.float64], entries: int) -> npt.NDArray[np.float64]:
+    """Values whose density is like the cube root of that of `ordered`."""
     points = ordered[np.linspace(0, ordered.size - 1, min(ordered.size, PROBE)).astype(np.intp)]
     # Between equally likely points the density is 1 / gap; its cube root over the gap has the mass gap^(2/3).
     mass = np.concatenate([[0.0], np.cumsum(np.diff(points) ** (2 / 3))])
     return np.interp((np.arange(entries) + 0.5) / entries * mass[-1], mass, points)
 
 
-def _fit(values: npt.NDArray[np.float32], entries: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-    ordered = np.sort(values[:: max(1, values.size // FIT_SAMPLE)]).astype(np.float64)
+def _lloyd(ordered: npt.NDArray[np.float64], centers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The palette that the iteration comes to from these centers."""
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    centers = _first_centers(ordered, entries)
     for _ in range(ITERATIONS):
         edges = np.searchsorted(ordered, (centers[1:] + centers[:-1]) / 2)
         ends = np.concatenate([[0], edges, [ordered.size]])
@@ -87,6 +97,13 @@ def _fit(values: npt.NDArray[np.float32], entries: int) -> tuple[npt.NDArray[np.
         if np.array_equal(means, centers):
             break
         centers = means
-    palette = np.sort(centers).astype(np.float32)
-    middles = ((palette[1:].astype(np.float64) + palette[:-1]) / 2).astype(np.float32)
-    return palette, np.searchsorted(middles, values).astype(np.uint8)
+    return np.sort(centers).astype(np.float32)
+
+
+def _middles(palette: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return ((palette[1:].astype(np.float64) + palette[:-1]) / 2).astype(np.float32)
+
+
+def _error(ordered: npt.NDArray[np.float64], palette: npt.NDArray[np.float32]) -> float:
+    chosen = palette[np.searchsorted(_middles(palette), ordered)]
+    return float(np.square(ordered - chosen).mean())
