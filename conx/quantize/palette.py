@@ -83,7 +83,8 @@ def _spread(ordered: npt.NDArray[np.float64], entries: int) -> npt.NDArray[np.fl
     points = ordered[np.linspace(0, ordered.size - 1, min(ordered.size, PROBE)).astype(np.intp)]
     # Between equally likely points the density is 1 / gap; its cube root over the gap has the mass gap^(2/3).
     mass = np.concatenate([[0.0], np.cumsum(np.diff(points) ** (2 / 3))])
-    return np.interp((np.arange(entries) + 0.5) / entries * mass[-1], mass, points)
+    spread: npt.NDArray[np.float64] = np.interp((np.arange(entries) + 0.5) / entries * mass[-1], mass, points)
+    return spread
 
 
 def _lloyd(ordered: npt.NDArray[np.float64], centers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
