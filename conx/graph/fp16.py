@@ -7,28 +7,28 @@ float32 meet, casts are put in, one for each value and type. Inputs and outputs 
 Which nodes stay float32 follows from the values, as in mixed-precision training (Micikevicius et al., "Mixed Precision
 Training", ICLR 2018, section 3): sums, powers, exponentials and the like overflow or lose small addends (`WIDE`);
 a constant that float16 cannot hold keeps its node in float32, unless it is a bound that may be clipped (masks made of
-the smallest float32); everything else takes the type of what it is fed, float32 if any of that is float32.
+the smallest float32); everything else takes the type of what it is fed, float32 if any of that is float32. What is
+bounded returns to float16: what Softmax gives beside float16 values, and float16 values normalized in float32.
 
 Works on names and scopes of the protobuf message itself, since sparse initializers and weights without data have to
 pass through unharmed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from conx.graph.fp16_graph import all_names, constants_to_initializers, drop_unused, forget_defaults, inlined
+from conx.graph.fp16_values import half_tensor, values_hold
+from conx.graph.lift import subgraphs
 from conx.graph.read import SourceModel, Weight, weight_number
 from conx.graph.schemas import Signature, signature
 
 __all__ = ["Half", "to_float16"]
 
 FLOAT, HALF, UNKNOWN = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UNDEFINED
-LARGEST = 65504.0
-LOST = 0.01  # relative error of a constant from which float16 does not hold it
 
 # Stay float32: what they compute can leave float16's range, or sums up many values.
 WIDE = {
@@ -49,10 +49,29 @@ MOVES = {
     "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 }  # fmt: skip
-# A constant beyond float16's range is a bound or a mask here, and may be clipped.
-CLIPPED = {"Add", "Sub", "Where", "Max", "Min", "Clip", "Pad"}
+# A constant beyond float16's range is a bound or a mask here, and may be clipped. Not where it is added: of a row that
+# is masked throughout, float32 leaves nothing but the mask.
+CLIPPED = {"Where", "Max", "Min", "Clip", "Pad"}
 # Whose outputs' type is said by an attribute: it stays.
 TYPED = {"Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Multinomial", "Bernoulli", "OneHot", "BitCast"}
+# What puts values into sequences and optionals: of these, schemas do not say which type they hold.
+WRAPS = {"Optional", "OptionalGetElement", "SequenceConstruct", "SequenceInsert", "SplitToSequence"}
+# How far a normalization in parts has come, from the operator and how far its inputs had. What it makes of float16
+# values float16 holds again; and its factors have to be float16 then, for onnxruntime fuses them with what came in.
+STAGES = {
+    ("Add", "mean", "constant"): "mean",
+    ("Add", "constant", "mean"): "mean",
+    ("Sqrt", "mean"): "deviation",
+    ("Reciprocal", "deviation"): "inverse",
+    ("Div", "constant", "deviation"): "inverse",
+    ("Sub", "half", "mean"): "centered",
+    ("Div", "half", "deviation"): "normalized",
+    ("Div", "centered", "deviation"): "normalized",
+    ("Mul", "half", "inverse"): "normalized",
+    ("Mul", "inverse", "half"): "normalized",
+    ("Mul", "centered", "inverse"): "normalized",
+    ("Mul", "inverse", "centered"): "normalized",
+}
 STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}  # small variances count
 
 
@@ -74,12 +93,18 @@ class _Value:
     tensor: onnx.TensorProto | None = None  # of a constant
     graph: onnx.GraphProto | None = None  # where that is an initializer
     weight: bool = False  # made of large constants alone
+    stage: str = ""  # of a normalization (STAGES), or "share" for the outputs of Softmax
+
+    @property
+    def name(self) -> str:
+        """The name under which it was made: casts are made of that."""
+        return next(iter(self.names.values()))
 
     def seen_from_within(self) -> "_Value":
         """For a subgraph, whose casts are its own. Constants are shared: their other type is an initializer."""
         if self.tensor is not None:
             return self
-        return _Value(self.original, self.now, dict(self.names), weight=self.weight)
+        return _Value(self.original, self.now, dict(self.names), weight=self.weight, stage=self.stage)
 
 
 _Scope = dict[str, _Value]
@@ -88,13 +113,15 @@ _Scope = dict[str, _Value]
 def to_float16(source: SourceModel) -> Half:
     """Make the float16 model of a float32 one. Its weights stay stubs, those that are float16 with that type.
 
-    Local functions are inlined. The source is not changed.
+    Local functions are inlined where they can be. The source is not changed.
     """
     model = onnx.ModelProto()
     model.CopyFrom(source.proto)
     model.ClearField("training_info")
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        model = inlined(model)
+    if model.ir_version < 4:  # there, every initializer is an input too, and as constant as any
+        forget_defaults(model.graph)
     half = Half(model)
     _Pass(half, source.weights).run()
     return half
@@ -106,13 +133,14 @@ class _Pass:
         self.model = half.model
         self.opsets = {o.domain: o.version for o in self.model.opset_import}
         self.opsets.setdefault("", self.opsets.get("ai.onnx", 1))
-        self.names = set(_names(self.model.graph))
-        self.fits: dict[tuple[int, bool], bool] = {}
+        self.names = set(all_names(self.model.graph))
+        self.copies: dict[str, str] = {}  # float16 initializers: whose they are
+        self.fits: dict[tuple[int, bool, bool], bool] = {}
 
     def run(self) -> None:
         graph = self.model.graph
         self.graph(graph, {})
-        _drop_unused(graph)
+        drop_unused(graph, self.copies)
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope, given: Sequence[int] = ()) -> _Scope:
         """Convert a graph. `given` are the types of a subgraph's inputs. Answers its scope."""
@@ -121,7 +149,7 @@ class _Pass:
             kind = info.type.tensor_type.elem_type or (given[i] if i < len(given) else UNKNOWN)
             scope[info.name] = _Value(kind, kind, {kind: info.name})
         fixed = {v.name for v in (*graph.input, *graph.output)}
-        _constants_to_initializers(graph, fixed)
+        constants_to_initializers(graph, fixed)
         for tensor in graph.initializer:
             constant = None if tensor.name in fixed else tensor
             kind, large = tensor.data_type, weight_number(tensor) is not None
@@ -142,24 +170,44 @@ class _Pass:
         version = self.opsets.get(node.domain, self.opsets[""] if node.domain == "ai.onnx" else 1)
         found = signature(node.domain, node.op_type, version)
         inputs = [scope.get(name) for name in node.input]
-        inner = self.subgraphs(node, scope, inputs)
+        if node.op_type == "Cast" and node.domain in ("", "ai.onnx") and inputs[0] is not None:
+            self.cast(node, inputs[0], scope, nodes, node.output[0] in returned)
+            return
         variables = _bound(found, inputs)
-        half = self.decide(node, found, inputs, variables) if not inner else set()
+        half = set() if any(subgraphs(node)) else self.decide(node, found, inputs, variables)
         for slot, value in enumerate(inputs):
-            if value is None or value.original != FLOAT:
-                continue
-            if node.op_type == "Cast" and node.domain in ("", "ai.onnx"):
-                node.input[slot] = value.names[value.now]
-            else:
-                wanted = HALF if found is not None and found.input(slot) in half else FLOAT
-                node.input[slot] = self.use(value, wanted, nodes)
+            if value is not None and value.original in (FLOAT, HALF):
+                narrow = value.original == HALF or (found is not None and found.input(slot) in half)
+                node.input[slot] = self.use(value, HALF if narrow else FLOAT, nodes)
+        inner = self.subgraphs(node, scope, inputs)
         nodes.append(node)
         for slot, name in enumerate(node.output):
             if name:
                 kind = self.output_type(node, slot, found, variables, inputs, inner)
                 narrow = kind == FLOAT and found is not None and found.output(slot) in half
                 self.define(node, slot, kind, narrow, scope, nodes, name in returned)
-                scope[name].weight = node.op_type in MOVES and bool(_weights(found, inputs))
+                scope[name].stage = _stage(node.op_type, inputs)
+                scope[name].weight = node.op_type in MOVES and _moves_weights(found, inputs)
+
+    def cast(
+        self, node: onnx.NodeProto, value: _Value, scope: _Scope, nodes: list[onnx.NodeProto], returned: bool
+    ) -> None:
+        """A Cast of the model. Between float32 and float16 it gives another name to what is there already."""
+        name, to = node.output[0], int(helper.get_node_attr_value(node, "to"))
+        exact = to in (value.original, FLOAT)
+        floats = {value.original, to} <= {FLOAT, HALF} and (exact or value.tensor is None)
+        if not floats or returned:
+            node.input[0] = value.names.get(to) or value.name
+            nodes.append(node)
+        if not floats:
+            scope[name] = _Value(to, to, {to: name})
+            return
+        if returned and value.tensor is None:
+            value.names.setdefault(to, name)
+        if to == HALF:
+            self.use(value, HALF, nodes)
+        same = value.original == to
+        scope[name] = value if same else _Value(to, to, value.names, weight=value.weight)
 
     def define(
         self,
@@ -186,12 +234,12 @@ class _Pass:
     def use(self, value: _Value, wanted: int, nodes: list[onnx.NodeProto]) -> str:
         """The name under which a float value has the wanted type, made if it is not there yet."""
         if wanted not in value.names:
-            name = value.names[value.now]
-            fresh = self.fresh(name)
+            fresh = self.fresh(value.name)
             if value.tensor is not None and value.graph is not None:
-                value.graph.initializer.append(_half_tensor(value.tensor, fresh))
+                value.graph.initializer.append(half_tensor(value.tensor, fresh))
+                self.copies[fresh] = value.name
             else:
-                nodes.append(helper.make_node("Cast", [name], [fresh], to=wanted))
+                nodes.append(helper.make_node("Cast", [value.name], [fresh], to=wanted))
             value.names[wanted] = fresh
         return value.names[wanted]
 
@@ -204,16 +252,18 @@ class _Pass:
         self.names.add(new)
         return new
 
-    def subgraphs(self, node: onnx.NodeProto, scope: _Scope, inputs: list[_Value | None]) -> list[_Scope]:
-        """Convert the graphs in a node's attributes. What goes in and comes out of them stays as it was."""
+    def subgraphs(self, node: onnx.NodeProto, scope: _Scope, inputs: list[_Value | None]) -> list[list[int]]:
+        """Convert the graphs in a node's attributes. What goes in and comes out of them stays as it was.
+
+        Answers the types of what each graph gives.
+        """
         given = [UNKNOWN if value is None else value.original for value in inputs]
         if node.op_type == "Loop":
             given = [TensorProto.INT64, TensorProto.BOOL, *given[2:]]
         found = []
-        for attribute in node.attribute:
-            for graph in (*([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else []), *attribute.graphs):
-                inner = self.graph(graph, scope, given)
-                found.append({v.name: inner[v.name] for v in graph.output if v.name in inner})
+        for graph in subgraphs(node):
+            inner = self.graph(graph, scope, given)
+            found.append([inner[v.name].original if v.name in inner else UNKNOWN for v in graph.output])
         return found
 
     def output_type(
@@ -223,13 +273,12 @@ class _Pass:
         found: Signature | None,
         variables: dict[str, int],
         inputs: list[_Value | None],
-        inner: list[_Scope],
+        inner: list[list[int]],
     ) -> int:
         """The type that an output has in the source."""
-        if inner:
-            values = list(inner[0].values())
-            skipped = 1 if node.op_type == "Loop" else 0
-            return values[slot + skipped].original if slot + skipped < len(values) else UNKNOWN
+        if inner and node.op_type != "SequenceMap":  # which gives sequences of what its graph gives
+            given = slot + (node.op_type == "Loop")
+            return next((kinds[given] for kinds in inner if given < len(kinds) and kinds[given]), UNKNOWN)
         attributes = {a.name: a for a in node.attribute}
         if node.op_type == "Constant":
             return _constant_type(attributes)
@@ -238,8 +287,9 @@ class _Pass:
         said = attributes.get("to", attributes.get("dtype"))
         if said is not None and said.type == onnx.AttributeProto.INT:
             return int(said.i)
-        if node.op_type in ("CastLike", "OneHot") and inputs[-1] is not None:
-            return inputs[-1].original
+        like = _LIKE.get(node.op_type)
+        if like is not None and len(inputs) > like and (value := inputs[like]) is not None:
+            return value.original
         if found is None:
             return UNKNOWN
         kind = found.output(slot)
@@ -258,7 +308,7 @@ class _Pass:
         given = zip(node.input, inputs, strict=True)
         if any(name and found.input(i) in half and _unknown(value) for i, (name, value) in enumerate(given)):
             return self.stays(f"{node.op_type} of values of unknown type")
-        if not half or node.op_type in TYPED:
+        if not half or node.op_type in TYPED or node.op_type in WRAPS:
             return self.stays(f"{node.op_type} takes no float16") if not half else set()
         if node.op_type in WIDE or (node.op_type == "Mul" and len(set(node.input)) == 1):
             return self.stays(f"{node.op_type} can leave float16's range")
@@ -266,7 +316,7 @@ class _Pass:
         weights = _weights(found, inputs)
         moved = node.op_type in MOVES and all(v.weight for v in fed)
         leads = bool(weights) and (node.op_type in NARROW or moved)
-        if not leads and not (fed and all(v.now == HALF for v in fed)):
+        if not leads and not _is_at_home(fed):
             return self.stays(f"{node.op_type} of float32 values")
         for slot, value in enumerate(inputs):
             if value is not None and value.tensor is not None and found.input(slot) in half:
@@ -283,17 +333,37 @@ class _Pass:
         """Whether a float32 constant keeps its meaning in float16."""
         number = weight_number(tensor)
         if number is None:
-            return _holds([numpy_helper.to_array(tensor).reshape(-1)], tensor.dims, strict, clipped)
-        key = (number, strict)
+            return values_hold([numpy_helper.to_array(tensor).reshape(-1)], tensor.dims, strict, clipped)
+        key = (number, strict, clipped)
         if key not in self.fits:
             weight = self.weights[number]
-            self.fits[key] = _holds(weight.blocks(1 << 24), weight.shape, strict, clipped)
+            self.fits[key] = values_hold(weight.blocks(1 << 24), weight.shape, strict, clipped)
         return self.fits[key]
 
 
 def _weights(found: Signature | None, inputs: list[_Value | None]) -> list[_Value]:
     """The float inputs that are made of large constants alone."""
     return [v for i, v in enumerate(inputs) if v and v.weight and found is not None and found.input(i) in found.half]
+
+
+def _is_at_home(fed: list[_Value]) -> bool:
+    """Whether these values are float16, or may become it again."""
+    own = [v.now == HALF or v.stage == "normalized" for v in fed]
+    return any(own) and all(v.stage == "share" or yes for v, yes in zip(fed, own, strict=True))
+
+
+def _stage(op_type: str, inputs: list[_Value | None]) -> str:
+    """How far a node's output is on the way through a normalization in parts."""
+    if op_type in ("ReduceMean", "Softmax"):
+        return "mean" if op_type == "ReduceMean" else "share"
+    stages = ("half" if v.now == HALF else "constant" if v.tensor is not None else v.stage for v in inputs if v)
+    return STAGES.get((op_type, *stages), "")
+
+
+def _moves_weights(found: Signature | None, inputs: list[_Value | None]) -> bool:
+    """Whether all float inputs are constants, and one of them is large."""
+    floats = [v for v in inputs if v is not None and v.original == FLOAT]
+    return bool(_weights(found, inputs)) and all(v.weight or v.tensor is not None for v in floats)
 
 
 def _unknown(value: _Value | None) -> bool:
@@ -311,62 +381,6 @@ def _bound(found: Signature | None, inputs: list[_Value | None]) -> dict[str, in
     return variables
 
 
-def _holds(
-    blocks: Sequence[npt.NDArray[np.float32]] | Iterator[npt.NDArray[np.float32]],
-    dims: Sequence[int],
-    strict: bool,
-    clipped: bool,
-) -> bool:
-    """Whether float16 holds these values.
-
-    None may lie beyond its range, unless they may be clipped, and none of a vector or scalar may be bent by more than
-    LOST, of its own size if `strict`, else of the largest one's. Of matrices only the range counts.
-    """
-    vector = sum(d > 1 for d in dims) < 2
-    for block in blocks:
-        finite = block[np.isfinite(block)]
-        size = np.abs(finite)
-        if not clipped and size.max(initial=0) > LARGEST:
-            return False
-        if strict or vector:
-            kept = size[(size > 0) & (size <= LARGEST)]
-            with np.errstate(under="ignore"):
-                bent = np.abs(kept.astype(np.float16).astype(np.float32) - kept)
-            if (bent > LOST * (kept if strict else kept.max(initial=0))).any():
-                return False
-    return True
-
-
-def _half_tensor(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-    """The constant as float16: a stub keeps its number, small data is rounded, beyond the range clipped."""
-    if weight_number(tensor) is not None:
-        stub = TensorProto()
-        stub.CopyFrom(tensor)
-        stub.name, stub.data_type = name, HALF
-        return stub
-    values = numpy_helper.to_array(tensor)
-    bounded = np.where(np.isfinite(values), np.clip(values, -LARGEST, LARGEST), values)
-    with np.errstate(under="ignore"):
-        return numpy_helper.from_array(bounded.astype(np.float16), name)
-
-
-def _constants_to_initializers(graph: onnx.GraphProto, fixed: set[str]) -> None:
-    """Float constants of nodes become initializers, which have another type more cheaply than by a cast."""
-    for i in reversed(range(len(graph.node))):
-        node = graph.node[i]
-        if node.op_type == "Constant" and len(node.attribute) == 1 and node.output[0] not in fixed:
-            attribute = node.attribute[0]
-            if attribute.name in ("value_float", "value_floats"):
-                values = np.asarray(helper.get_attribute_value(attribute), np.float32)
-                graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
-            elif attribute.name == "value" and attribute.t.data_type == FLOAT:
-                graph.initializer.append(attribute.t)
-                graph.initializer[-1].name = node.output[0]
-            else:
-                continue
-            del graph.node[i]
-
-
 def _constant_type(attributes: dict[str, onnx.AttributeProto]) -> int:
     for name, attribute in attributes.items():
         if name == "value":
@@ -379,6 +393,14 @@ def _constant_type(attributes: dict[str, onnx.AttributeProto]) -> int:
     return UNKNOWN
 
 
+_LIKE = {  # which input's type the output has, where no attribute says it
+    "Bernoulli": 0,
+    "CastLike": 1,
+    "EyeLike": 0,
+    "OneHot": 2,
+    "RandomNormalLike": 0,
+    "RandomUniformLike": 0,
+}
 _TYPES = {
     "tensor(float)": FLOAT,
     "tensor(float16)": HALF,
@@ -390,54 +412,3 @@ _TYPES = {
     "tensor(int8)": TensorProto.INT8,
     "tensor(string)": TensorProto.STRING,
 }
-
-
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (v.name for v in (*graph.input, *graph.initializer))
-    for node in graph.node:
-        yield from node.output
-        for sub in _graphs_of(node):
-            yield from _names(sub)
-
-
-def _graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _used(graph: onnx.GraphProto) -> set[str]:
-    used = {v.name for v in graph.output}
-    for node in graph.node:
-        used.update(node.input)
-        for sub in _graphs_of(node):
-            used |= _used(sub)
-    return used
-
-
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Drop float32 constants that are only used as float16 now; those take their names."""
-    used = _used(graph) | {v.name for v in graph.input}
-    gone = {t.name for t in graph.initializer if t.name not in used}
-    renamed = {t.name: t.name.rpartition("/fp16")[0] for t in graph.initializer if t.name not in gone}
-    inner = {name for node in graph.node for sub in _graphs_of(node) for name in _names(sub)}
-    renamed = {new: old for new, old in renamed.items() if old in gone and old not in inner}
-    kept = [t for t in graph.initializer if t.name not in gone]
-    for tensor in kept:
-        tensor.name = renamed.get(tensor.name, tensor.name)
-    copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
-    del graph.initializer[:]
-    graph.initializer.extend(copies)
-    _rename_uses(graph, renamed.get)
-    for node in graph.node:
-        for sub in _graphs_of(node):
-            _drop_unused(sub)
-
-
-def _rename_uses(graph: onnx.GraphProto, new: Callable[[str, str], str]) -> None:
-    for node in graph.node:
-        for slot, name in enumerate(node.input):
-            node.input[slot] = new(name, name)
-        for sub in _graphs_of(node):
-            _rename_uses(sub, new)

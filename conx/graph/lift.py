@@ -17,7 +17,7 @@ import onnx
 from conx.dtypes import DType
 from conx.graph.read import Weight, weight_number
 
-__all__ = ["External", "RunGraph", "nested_graphs", "run_graph"]
+__all__ = ["External", "RunGraph", "nested_graphs", "run_graph", "subgraphs"]
 
 # Operators whose constant 2-D float32 weight onnxruntime's CPU provider always copies into a layout of its own, and its
 # input slot. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
@@ -66,12 +66,13 @@ def run_graph(proto: onnx.ModelProto, weights: Sequence[Weight]) -> RunGraph:
 def nested_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graphs within `graph`'s nodes, at any depth, outer before inner."""
     for node in graph.node:
-        for sub in _subgraphs(node):
+        for sub in subgraphs(node):
             yield sub
             yield from nested_graphs(sub)
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -82,7 +83,7 @@ def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from _defined(graph)
     for node in graph.node:
         yield from node.input
-        for sub in _subgraphs(node):
+        for sub in subgraphs(node):
             yield from _all_names(sub)
 
 
@@ -174,7 +175,7 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
         for slot, name in enumerate(node.input):
             if name == old:
                 node.input[slot] = new
-        for sub in _subgraphs(node):
+        for sub in subgraphs(node):
             if old not in _defined(sub):
                 _rename(sub, old, new)
 

@@ -42,10 +42,11 @@ def write_graphs(
     half = _half(source) if "fp16" in precisions and floats else None
     if half is not None:
         variants.append((("fp16",), run_skeleton(half.model, source.weights)))
+    streams = {built.message: graphs[0].stream}
     for served, skeleton in variants:
-        same = skeleton.message == built.message
-        stream = graphs[0].stream if same else writer.add_graph(skeleton.message)
-        graphs.append(_record(binding, RUN, served, skeleton, stream))
+        if skeleton.message not in streams:
+            streams[skeleton.message] = writer.add_graph(skeleton.message)
+        graphs.append(_record(binding, RUN, served, skeleton, streams[skeleton.message]))
     return graphs, half.wide if half is not None else {}
 
 
