@@ -43,6 +43,9 @@ def channel_axis(use: Use, shape: tuple[int, ...]) -> ChannelAxis | None:
     elif place.turned_by and use.attribute(place.turned_by, 0):
         axis = place.turned
     found = use.perm[axis] if -rank <= axis < rank else None
+    if found is None and rank == 2 and -rank <= axis < rank:  # channels of several axes, merged by a Reshape
+        summed = use.perm[1 - axis % rank]
+        return None if summed is None else ChannelAxis(summed, rows=True)
     return None if found is None else ChannelAxis(found, rows)
 
 

@@ -411,15 +411,9 @@ FUNCTIONS = """
 <domain: "local", opset_import: ["": 19]> Turned (a, b) => (c) { t = Transpose(b) c = MatMul(a, t) }
 <domain: "local", opset_import: ["": 19, "local": 1]> Outer (a, b) => (c) { c = local.Turned(a, b) }
 """
-LOST = {
-    "Reshape of the channels": "an axis that Reshape merges is forgotten, though the axis that is summed over is known",
-}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=LOST[n])) if n in LOST else n for n in MOVED],
-)
+@pytest.mark.parametrize("name", MOVED)
 def test_moved(name: str, tmp_path: Path) -> None:
     body, weights = MOVED[name]
     width = 80 if name == "Concat of channels" else 40
