@@ -37,9 +37,12 @@ def write_graphs(
     built = source_skeleton(source, external_above)
     graphs = [_record(binding, SOURCE, (), built, writer.add_graph(built.message))]
     floats = computes_in_floats(source)
-    own = ("fp32", "original") if floats and "fp32" in precisions else ("original",)
+    wanted = [name for name in precisions if floats]
+    plain = not any(weight.dtype.is_float for weight in source.weights)
+    # Without weights there is one graph for all.
+    own = tuple(sorted({"original"} | {name for name in wanted if name == "fp32" or plain}))
     variants = [(own, run_skeleton(source.proto, source.weights))]
-    half = _half(source) if "fp16" in precisions and floats else None
+    half = _half(source) if "fp16" in wanted and not plain else None
     if half is not None:
         variants.append((("fp16",), run_skeleton(half.model, source.weights)))
     streams = {built.message: graphs[0].stream}
