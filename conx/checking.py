@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -11,11 +10,10 @@ from typing import BinaryIO
 from conx.container.reader import Reader, Verify
 from conx.container.records import Binding
 from conx.errors import ConxError, IntegrityError
-from conx.runtime.decode import decode_all, thread_count
+from conx.runtime.decode import Progress, decode_all, thread_count
 
 __all__ = ["CheckReport", "check", "verify_tensors"]
 
-Progress = Callable[[int, int], None]
 ALONE = 1 << 24  # bytes above which a tensor is decoded by all threads, with no other beside it
 
 

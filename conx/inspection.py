@@ -2,14 +2,16 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from conx.container.header import MAGIC, begins_like_conx
 from conx.container.reader import Reader
-from conx.container.records import Stream, Tensor
+from conx.container.records import Graph, Stream, Tensor
 from conx.errors import UnsupportedError
 
-__all__ = ["ModelInfo", "TensorInfo", "inspect", "stored_sizes"]
+__all__ = ["ModelInfo", "TensorInfo", "inspect"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,7 @@ class ModelInfo:
         format: "conx" or "onnx".
         file_bytes: bytes of the file (.onnx: with its external data).
         source_bytes: bytes of the model's files before packing.
-        parameters: elements of all weights, counted from their shapes, each use of a tied weight included where the
-        model has
-            it as a tensor of its own.
+        parameters: elements of all weights, counted from their shapes; equal weights as often as the model has them.
         unique_parameters: the same with equal weights counted once.
         lossless: whether every weight is bit for bit the original.
         precisions: what it can be opened as; an .onnx only as it is.
@@ -88,8 +88,8 @@ def inspect(path: str | os.PathLike[str]) -> ModelInfo:
         UnsupportedError: an .onnx, and the package onnx is not installed.
     """
     with open(path, "rb") as file:
-        head = file.read(8)
-    if head[:4] == b"\x89CNX" or os.fspath(path).lower().endswith(".conx"):
+        head = file.read(len(MAGIC))
+    if begins_like_conx(head) or os.fspath(path).lower().endswith(".conx"):
         return _inspect_conx(path)
     try:
         from conx.graph.inspect_onnx import onnx_facts
@@ -105,7 +105,7 @@ def inspect(path: str | os.PathLike[str]) -> ModelInfo:
 def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
     with Reader(path) as reader:
         index = reader.index
-        stored = stored_sizes(reader)
+        stored = _stored_sizes(reader)
         errors = _map(index.metadata.get("errors"))
         model = _map(index.metadata.get("model"))
         uses = Counter(b.tensor for b in (*index.source.holes, *index.source.externals))
@@ -134,15 +134,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
             unique_parameters=int(_number(model.get("unique_parameters"))),
             lossless=index.metadata.get("lossless") is True,
             precisions=tuple(sorted(p for g in index.graphs for p in g.precisions)),
-            memory={
-                p: sum(
-                    {
-                        (b.tensor, b.perm): b.nbytes_of(index.tensors[b.tensor]) for b in (*g.holes, *g.externals)
-                    }.values()
-                )
-                for g in index.graphs
-                for p in g.precisions
-            },
+            memory={p: _memory(g, index.tensors) for g in index.graphs for p in g.precisions},
             by_dtype=_sums((t.dtype, t.bytes) for t in tensors),
             by_codec=by_codec,
             graph={k: v for k, v in model.items() if k not in ("parameters", "unique_parameters", "bytes")},
@@ -153,7 +145,14 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
         )
 
 
-def stored_sizes(reader: Reader) -> list[int]:
+def _memory(graph: Graph, tensors: Sequence[Tensor]) -> int:
+    """Bytes of the weights that a graph is handed, each form of each tensor once."""
+    bound = (*graph.holes, *graph.externals)
+    forms = {(b.tensor, b.perm, b.dtype): b.nbytes_of(tensors[b.tensor]) for b in bound}
+    return sum(forms.values())
+
+
+def _stored_sizes(reader: Reader) -> list[int]:
     """Bytes that each tensor takes in the file: its chunks, and its part of those it shares."""
     return [round(sum(_tensor_parts(reader, tensor))) for tensor in reader.index.tensors]
 

@@ -34,12 +34,12 @@ def unpack(
 
     Args:
         path: the .conx file.
-        output: path of the .onnx; default: the file's with the suffix .onnx. Weights of models above `external_above`
-            bytes go to a file of the same name with `.data` appended.
+        output: path of the .onnx; default: the file's with the suffix .onnx. Weights that the file keeps outside of the
+            graph go into it where it has room, else to a file of the same name with `.data` appended.
         precision: None: the model as it was built (its own graph, names and types); "original", "fp32" or "fp16": the
             graph that a session of this precision opens.
         threads: decoding threads; None: one for each core.
-        external_above: bytes of an .onnx above which weights go to a data file (protobuf's limit).
+        external_above: bytes for which an .onnx has room (protobuf's limit).
 
     Returns:
         The path of the .onnx.

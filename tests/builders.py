@@ -28,6 +28,7 @@ __all__ = [
     "same_bits",
     "save",
     "tensors",
+    "varint",
 ]
 
 Array = npt.NDArray[Any]
@@ -169,3 +170,12 @@ def same_bits(wanted: Any, got: Any) -> bool:
     if isinstance(wanted, Mapping) and isinstance(got, Mapping):
         return wanted.keys() == got.keys() and all(same_bits(wanted[key], got[key]) for key in wanted)
     return bool(type(wanted) is type(got) and wanted == got)
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])

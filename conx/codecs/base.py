@@ -90,6 +90,12 @@ class Encoded:
     side: tuple[bytes, ...]
     data: Array
 
+    def segment(self, meta: TensorMeta, start: int, stop: int) -> list[bytes]:
+        """The main streams of elements start … stop-1; of types smaller than a byte, `start` begins one."""
+        if meta.dtype.bits < 8:
+            start, stop = meta.dtype.nbytes(start), meta.dtype.nbytes(stop)
+        return self.codec.encode(self.data[start:stop], meta)
+
 
 def as_array(buffer: Buffer, dtype: str | np.dtype[Any]) -> Array:
     """A stream's bytes as a 1-D array, without a copy."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from conx.container.limits import INDEX_EXPANSION, INDEX_FREE_RAW, MAX_INDEX_RAW, MAX_INDEX_STORED
 from conx.errors import FormatError, UnsupportedError
 
-__all__ = ["HEADER_SIZE", "MAGIC", "MAJOR", "Header", "parse_header", "serialize_header"]
+__all__ = ["HEADER_SIZE", "MAGIC", "MAJOR", "Header", "begins_like_conx", "parse_header", "serialize_header"]
 
 MAGIC = b"\x89CNX\r\n\x1a\n"
 MAJOR = 1
 HEADER_SIZE = 96
+
+_DAMAGED = 2  # bytes of the magic that may be wrong
 
 _LAYOUT = struct.Struct("<8sHHIQQQ32sQ16s")
 
@@ -36,6 +38,12 @@ class Header:
     def file_id(self) -> bytes:
         """SHA-256 of the header. Through the hashes in header, index and pages it covers every byte of the file."""
         return hashlib.sha256(serialize_header(self)).digest()
+
+
+def begins_like_conx(head: bytes) -> bool:
+    """Whether a file's first bytes are the magic, perhaps damaged or cut short: rather a broken .conx than an .onnx."""
+    equal = sum(a == b for a, b in zip(head, MAGIC, strict=False))
+    return equal >= len(MAGIC) - _DAMAGED or equal == len(head) > 0
 
 
 def serialize_header(header: Header) -> bytes:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -9,8 +10,9 @@ import onnx
 from conx.dtypes import DType
 from conx.graph.lift import nested_graphs
 from conx.graph.read import SourceModel, weight_number
+from conx.graph.ties import Tie
 
-__all__ = ["computes_in_floats", "graph_facts", "is_quantized_operator", "parameter_count"]
+__all__ = ["computes_in_floats", "graph_facts", "is_quantized_operator", "parameter_count", "parameter_counts"]
 
 # Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
 PARAMETER_TYPES = {t for t in DType if t.is_float} | {
@@ -47,6 +49,13 @@ def graph_facts(source: SourceModel) -> dict[str, Any]:
         "subgraphs": len(graphs) - 1,
         "tensors": len(source.weights),
     }
+
+
+def parameter_counts(source: SourceModel, ties: Sequence[Tie]) -> tuple[int, int]:
+    """Parameters of the model, all of them and with equal float weights counted once."""
+    total = parameter_count(source)
+    repeated = (w for w, tie in zip(source.weights, ties, strict=True) if tie.stored != w.number and w.dtype.is_float)
+    return total, total - sum(w.count for w in repeated)
 
 
 def parameter_count(source: SourceModel) -> int:

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from conx.graph.facts import graph_facts, parameter_count
+from conx.graph.facts import graph_facts, parameter_counts
 from conx.graph.read import read_model
 from conx.graph.ties import find_ties
 
@@ -24,15 +24,14 @@ def onnx_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
         by_dtype: Counter[str] = Counter()
         for weight in source.weights:
             by_dtype[weight.dtype.label] += weight.nbytes
-        parameters = parameter_count(source)
-        repeated = sum(w.count for w in source.weights if ties[w.number].stored != w.number and w.dtype.is_float)
+        parameters, unique = parameter_counts(source, ties)
         return {
             "path": os.fspath(path),
             "format": "onnx",
             "file_bytes": source.size,
             "source_bytes": source.size,
             "parameters": parameters,
-            "unique_parameters": parameters - repeated,
+            "unique_parameters": unique,
             "lossless": True,
             "precisions": ("original",),
             "memory": {"original": sum(w.nbytes for w in source.weights)},

@@ -62,11 +62,7 @@ def _content(weight: Weight) -> tuple[bytes, tuple[int, int]]:
     total = squares = 0
     for block in weight.blocks(BLOCK):
         digest.update(block.data.cast("B"))
-        words = (
-            block.view(f"<u{min(block.dtype.itemsize, 8)}")
-            if block.dtype.itemsize in (1, 2, 4, 8)
-            else block.view("<u8")
-        )
+        words = block.view(f"<u{min(block.dtype.itemsize, 8)}")
         with np.errstate(over="ignore"):
             total += int(words.sum(dtype=np.uint64))
             mixed = words.astype(np.uint64)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conx.codecs.base import Codec, Encoded, TensorMeta
+from conx.codecs.base import Encoded, TensorMeta
 from conx.codecs.convert import convert
 from conx.codecs.exact import NARROWER, narrowed
 from conx.codecs.fill import Fill
@@ -60,17 +60,16 @@ def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: 
     """
     meta = TensorMeta(shape, dtype)
     exact = _exact(data, meta)
-    if len(exact) == 1 and isinstance(exact[0].codec, Fill):
-        return Choice(exact[0], True)
-    coded = _coded(data, meta, rule, axes)
-    if coded is None:
-        return Choice(_smallest(exact, meta), True)
-    best = _smallest(exact, meta) if any(isinstance(e.codec, Palette) for e in exact) else None
-    if best is not None and (not axes.known or _size(best, meta) <= LOOSE * _size(coded, meta)):
-        return Choice(best, True)
-    if best is None and _size(coded, meta) >= _size(exact[0], meta):
-        return Choice(_smallest(exact, meta), True)
-    return Choice(coded, False)
+    coded = _coded(data, meta, rule, axes) if not isinstance(exact[0].codec, Fill) else []
+    few_values = any(isinstance(e.codec, Palette) for e in exact)
+    if coded and few_values and not axes.known:
+        coded = []
+    if not coded:
+        return Choice(_smallest(exact, meta)[0], True)
+    best, size = _smallest(coded, meta)
+    lossless, lossless_size = _smallest(exact, meta)
+    limit = LOOSE * size if few_values else size
+    return Choice(lossless, True) if lossless_size <= limit else Choice(best, False)
 
 
 def _exact(data: Array, meta: TensorMeta) -> list[Encoded]:
@@ -105,18 +104,21 @@ def _all_equal(data: Array) -> bool:
     return all(part.data.cast("B") == block[: part.nbytes] for part in parts)
 
 
-def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> Encoded | None:
-    """The tensor on a grid or palette, or None where that is not asked for or not possible."""
+def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> list[Encoded]:
+    """The tensor on a grid, packed in the ways that can be smallest, or on a palette.
+
+    Empty where that is not asked for or not possible.
+    """
     if rule.lossless or axes.exact or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
-        return None
+        return []
     values = _as_float32(data, meta.dtype)
     blocks = (values[i : i + SEGMENT] for i in range(0, values.size, SEGMENT))
     if not all(np.abs(block).max() < LARGEST for block in blocks):  # false for NaN too
-        return None
+        return []
     if rule.palette is not None:
-        return _fitted_palette(values, meta, rule, axes.axes[0])
+        return [_fitted_palette(values, meta, rule, axes.axes[0])]
     grids = (_grid(values.reshape(meta.shape), axis, rule) for axis in axes.axes)
-    return _packed(min(grids, key=lambda grid: grid.noise), meta)
+    return _packed(min(grids, key=lambda grid: grid.noise))
 
 
 def _as_float32(data: Array, dtype: DType) -> npt.NDArray[np.float32]:
@@ -145,13 +147,11 @@ def _summed_axis(shape: tuple[int, ...], place: ChannelAxis) -> int:
     return max((i for i in range(len(shape)) if i != place.axis), key=lambda i: (shape[i], i))
 
 
-def _packed(grid: Grid, meta: TensorMeta) -> Encoded:
-    """The grid's codes, one, two or four to a byte, whichever is smallest."""
-    packs = _worthwhile_packs(grid.codes)
-    codecs = [Linear(axis=grid.axis, block=grid.block, base=grid.base, pack=pack) for pack in packs]
+def _packed(grid: Grid) -> list[Encoded]:
+    """The grid's codes, one, two or four to a byte."""
+    codecs = [Linear(axis=grid.axis, block=grid.block, base=grid.base, pack=p) for p in _worthwhile_packs(grid.codes)]
     side = codecs[0].make_side(grid.scales if grid.log_codes is None else grid.log_codes)
-    tried = [Encoded(codec, side, grid.codes) for codec in codecs]
-    return min(tried, key=lambda e: _size(e, meta))
+    return [Encoded(codec, side, grid.codes) for codec in codecs]
 
 
 def _worthwhile_packs(codes: npt.NDArray[np.int8]) -> list[int]:
@@ -183,15 +183,17 @@ def _fitted_palette(values: npt.NDArray[np.float32], meta: TensorMeta, rule: Rul
     )
 
 
-def _smallest(candidates: Sequence[Encoded], meta: TensorMeta) -> Encoded:
-    return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda e: _size(e, meta))
+def _smallest(candidates: Sequence[Encoded], meta: TensorMeta) -> tuple[Encoded, float]:
+    """The smallest candidate, the first of equals, and its size."""
+    sizes = [_size(candidate, meta) for candidate in candidates]
+    smallest = min(sizes)
+    return candidates[sizes.index(smallest)], smallest
 
 
 def _size(encoded: Encoded, meta: TensorMeta) -> float:
     """Bytes that the tensor will take, estimated from samples of its segments."""
-    codec: Codec = encoded.codec
     count = meta.count
-    if not codec.stream_names(meta):
+    if not encoded.codec.stream_names(meta):
         return sum(map(len, encoded.side))
     starts = range(0, count, SEGMENT)
     picked = (
@@ -201,8 +203,7 @@ def _size(encoded: Encoded, meta: TensorMeta) -> float:
     segments = []
     for start in picked:
         stop = min(start + SEGMENT, count)
-        first, last = (start, stop) if meta.dtype.bits >= 8 else (meta.dtype.nbytes(start), meta.dtype.nbytes(stop))
-        segments.append(codec.encode(encoded.data[first:last], meta))
+        segments.append(encoded.segment(meta, start, stop))
         seen += stop - start
     total = 0
     for streams in zip(*segments, strict=True):

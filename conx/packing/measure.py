@@ -48,7 +48,7 @@ def measure(encoded: Encoded, meta: TensorMeta, data: npt.NDArray[Any]) -> tuple
     for start in range(0, meta.count, SEGMENT):
         stop = min(start + SEGMENT, meta.count)
         part = out[: stop - start]
-        decoder(start, stop - start, encoded.codec.encode(encoded.data[start:stop], meta), part)
+        decoder(start, stop - start, encoded.segment(meta, start, stop), part)
         digest.update(part.data)
         wanted = _as_float64(data[start:stop], meta.dtype)
         off = _as_float64(part, meta.dtype) - wanted

@@ -6,7 +6,7 @@ in memory at any time are the tensors being worked on, and the segments being co
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any
 from conx._version import __version__
 from conx.checking import verify_tensors
 from conx.codecs import pack_params
-from conx.codecs.base import Encoded, TensorMeta
+from conx.codecs.base import TensorMeta
+from conx.container.index import DRAFT
 from conx.container.limits import SEGMENT
 from conx.container.reader import Reader, Verify
 from conx.container.records import Tensor
 from conx.container.writer import Writer
 from conx.errors import ConxError, ModelError
-from conx.graph.facts import graph_facts, parameter_count
+from conx.graph.facts import graph_facts, parameter_counts
 from conx.graph.read import SourceModel, Weight, read_model
 from conx.graph.skeleton import MESSAGE_MAX
 from conx.graph.ties import find_ties
@@ -34,11 +35,10 @@ from conx.packing.measure import WeightError, measure
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import PRECISIONS, Settings, make_settings
 from conx.quantize.rules import Rule
-from conx.runtime.decode import thread_count
+from conx.runtime.decode import Progress, thread_count
 
 __all__ = ["pack"]
 
-Progress = Callable[[int, int], None]
 IN_FLIGHT = 1 << 26  # bytes of weights that are worked on at once, beyond the one that is needed next
 
 
@@ -134,7 +134,7 @@ class _Packing:
             graphs, wide = write_graphs(
                 writer, self.source, self.ties, self.settings.precisions, self.settings.external_above
             )
-            features = sorted({"draft-1"} | {f"codec:{t.codec}" for t in tensors})
+            features = sorted({DRAFT} | {f"codec:{t.codec}" for t in tensors})
             writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify)
         return make_report(self.source.path, self.target, time.perf_counter() - begun)
 
@@ -166,11 +166,8 @@ class _Packing:
 
     def _metadata(self, errors: list[WeightError | None], wide: dict[str, int]) -> dict[str, Any]:
         measured = {str(i): e.to_map() for i, e in enumerate(errors) if e is not None}
-        unique = {t.stored for t in self.ties}
         facts = graph_facts(self.source)
-        facts["parameters"] = parameter_count(self.source)
-        repeated = sum(w.count for w in self.source.weights if w.number not in unique and w.dtype.is_float)
-        facts["unique_parameters"] = facts["parameters"] - repeated
+        facts["parameters"], facts["unique_parameters"] = parameter_counts(self.source, self.ties)
         facts["bytes"] = self.source.size
         return {
             "errors": measured,
@@ -196,13 +193,7 @@ def _write(writer: Writer, one: _Stored) -> Tensor:
     codec_id, params = pack_params(encoded.codec, meta)
     names = [f"{codec_id}.{name}" for name in encoded.codec.stream_names(meta)]
     side = tuple(writer.add_stream(data, f"{codec_id}.side{i}") for i, data in enumerate(encoded.side))
-    segments = (_segment(encoded, meta, start) for start in range(0, meta.count, SEGMENT))
+    starts = range(0, meta.count, SEGMENT)
+    segments = (encoded.segment(meta, start, min(start + SEGMENT, meta.count)) for start in starts)
     streams = writer.add_segments(names, segments) if names else ()
     return Tensor(weight.name, weight.shape, weight.dtype, codec_id, params, side, streams, one.sha256)
-
-
-def _segment(encoded: Encoded, meta: TensorMeta, start: int) -> list[bytes]:
-    stop = min(start + SEGMENT, meta.count)
-    if encoded.data.size != meta.count:  # types smaller than a byte
-        start, stop = meta.dtype.nbytes(start), meta.dtype.nbytes(stop)
-    return encoded.codec.encode(encoded.data[start:stop], meta)

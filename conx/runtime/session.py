@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import onnxruntime
 
-from conx.container.header import MAGIC
+from conx.container.header import MAGIC, begins_like_conx
 from conx.container.reader import Reader, Verify
 from conx.errors import UnsupportedError
 from conx.runtime.decode import Progress, decode_all, fill_holes
@@ -163,8 +163,7 @@ def is_conx(source: Source) -> bool:
         source.seek(0)
     else:
         raise TypeError(f"a model is a path, bytes or a binary file object, not {type(source).__name__}")
-    equal = sum(a == b for a, b in zip(head, MAGIC, strict=False))
-    return equal >= len(MAGIC) - 2 or (equal == len(head) > 0)
+    return begins_like_conx(head)
 
 
 def _choose(reader: Reader, precision: str) -> str:

@@ -16,7 +16,7 @@ import conx
 from conx.errors import ConxError, ModelError
 from conx.graph import facts
 from conx.graph.read import read_model
-from tests.builders import external, give, model, normal
+from tests.builders import external, give, model, normal, varint
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 PROPERTY = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
@@ -168,14 +168,6 @@ def test_deep_nesting(place: Place) -> None:
         opset = b"\x42\x04\x0a\x00\x10\x11"
         found = place.attempt(b"\x08\x08\x3a" + varint(len(content)) + content + opset)
         assert found == (depth == 20)
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 BAD_NAMES: dict[str, bytes] = {

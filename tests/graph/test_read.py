@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from conx.dtypes import DType
 from conx.errors import ModelError
 from conx.graph.read import INLINE_MAX, Weight, read_model
-from tests.builders import give, model, normal, save
+from tests.builders import give, model, normal, save, varint
 
 Array = npt.NDArray[Any]
 COUNT = 1200  # elements: more than INLINE_MAX bytes for types of a byte or more
@@ -147,24 +147,16 @@ def test_data_in_several_fields_of_a_kind(tmp_path: Path) -> None:
     values = normal(3, 400)
     flat = values.tobytes()
     head = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3, 400]).SerializeToString()
-    pieces = b"".join(b"\x22" + _varint(len(part)) + part for part in (flat[:2000], flat[2000:4796]))
+    pieces = b"".join(b"\x22" + varint(len(part)) + part for part in (flat[:2000], flat[2000:4796]))
     content = head + pieces + b"\x25" + flat[4796:]
     tensor = TensorProto.FromString(content)
     assert numpy_helper.to_array(tensor).tobytes() == flat
-    inner = b"\x2a" + _varint(len(content)) + content  # GraphProto.initializer
+    inner = b"\x2a" + varint(len(content)) + content  # GraphProto.initializer
     opset = helper.make_opsetid("", 17).SerializeToString()
     path = tmp_path / "m.onnx"
-    path.write_bytes(b"\x08\x08\x3a" + _varint(len(inner)) + inner + b"\x42" + _varint(len(opset)) + opset)
+    path.write_bytes(b"\x08\x08\x3a" + varint(len(inner)) + inner + b"\x42" + varint(len(opset)) + opset)
     with read_model(path) as source:
         assert source.weights[0].read().tobytes() == flat
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def test_strings_stay(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import conx
 from conx.graph.read import SourceModel, read_model
 from conx.graph.skeleton import Skeleton, externals_to_holes, run_skeleton, source_skeleton
 from conx.graph.wire import Hole, Whole, Window, WireError, fields, punch, rewrite
-from tests.builders import external, give, model, normal, run_plain, same_bits, save, tensors
+from tests.builders import external, give, model, normal, run_plain, same_bits, save, tensors, varint
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "local": 1], producer_name: "test", doc_string: "über alles">'
 
@@ -109,14 +109,6 @@ def test_a_graph_in_two_pieces(tmp_path: Path) -> None:
         assert filled(source_skeleton(source), source) == content
         run = onnx.ModelProto.FromString(filled(run_skeleton(source.proto, source.weights), source))
         assert [t.name for t in run.graph.initializer] == ["w"]
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
