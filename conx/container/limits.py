@@ -17,6 +17,7 @@ __all__ = [
     "MAX_INDEX_DEPTH",
     "MAX_INDEX_RAW",
     "MAX_INDEX_STORED",
+    "MAX_LEVELS",
     "MAX_LOCATION",
     "MAX_NAME",
     "MAX_RANK",
@@ -86,6 +87,9 @@ MAX_SEGMENT = 2**21
 
 MAX_GRAPH_RAW = 2**31 - 1
 """Raw bytes of a graph, holes filled: protobuf's own limit."""
+
+MAX_LEVELS = 2**18
+"""Accuracy levels that a graph has places for."""
 
 MAX_NAME = 2**16
 """UTF-8 bytes of a name."""

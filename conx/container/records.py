@@ -12,10 +12,32 @@ from typing import Any
 from conx.container.limits import SEGMENT
 from conx.dtypes import DType
 
-__all__ = ["EMPTY_STREAM", "RUN", "SOURCE", "Binding", "External", "Graph", "Hole", "Index", "Page", "Stream", "Tensor"]
+__all__ = [
+    "CODES",
+    "EMPTY_STREAM",
+    "RUN",
+    "SCALES",
+    "SOURCE",
+    "VALUES",
+    "ZERO_POINTS",
+    "Binding",
+    "External",
+    "Graph",
+    "Grid",
+    "Hole",
+    "Index",
+    "Page",
+    "Stream",
+    "Tensor",
+]
 
 SOURCE = "source"
 RUN = "run"
+
+VALUES = "values"
+CODES = "codes"
+SCALES = "scales"
+ZERO_POINTS = "zero_points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +107,42 @@ class Tensor:
         return i * self.segment, min((i + 1) * self.segment, self.count)
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The grid on which codes are made of a tensor's values.
+
+    Attributes:
+        scales: Index of the tensor of float32 scales, one for each position of `axis`.
+        axis: Axis of the tensor's shape.
+    """
+
+    scales: int
+    axis: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """How a tensor's values become the bytes that a graph wants.
+    """How a tensor becomes the bytes that a graph wants.
 
     Attributes:
         tensor: Index of the tensor.
         dtype: Element type of the result; None is the tensor's.
-        perm: Axes of the tensor's shape in the order wanted; None is the identity.
-        shape: Dims of the result; None is the (permuted) shape.
+        perm: Axes of what is viewed in the order wanted; None is the identity.
+        shape: Dims of the result; None is the (permuted) shape, which only values without `repeat` have.
+        view: VALUES, or what the codec makes them of: CODES, SCALES or ZERO_POINTS.
+        grid: Of codes: they are made of the values, on this grid; None: they are the codec's.
+        pad: Of codes: positions of the last axis (permuted), those beyond the tensor's filled up with the code 0.
+        repeat: Every element comes so many times in a row.
     """
 
     tensor: int
     dtype: DType | None = None
     perm: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
+    view: str = VALUES
+    grid: Grid | None = None
+    pad: int | None = None
+    repeat: int = 1
 
     def dtype_of(self, tensor: Tensor) -> DType:
         """Element type of the result, `tensor` being the one bound."""
@@ -113,7 +156,8 @@ class Binding:
 
     def nbytes_of(self, tensor: Tensor) -> int:
         """Bytes of the result, `tensor` being the one bound."""
-        return self.dtype_of(tensor).nbytes(tensor.count)
+        count = tensor.count if self.shape is None else prod(self.shape)
+        return self.dtype_of(tensor).nbytes(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +190,8 @@ class Graph:
         sha256: Of the stream's bytes.
         holes: Weights to be spliced into the message, by position.
         externals: Weights that the runtime is handed.
+        accuracy_levels: Positions in the stream of bytes that are the attribute accuracy_level of a MatMulNBits, and
+            that a loader may replace.
     """
 
     role: str
@@ -154,6 +200,7 @@ class Graph:
     sha256: bytes
     holes: tuple[Hole, ...] = ()
     externals: tuple[External, ...] = ()
+    accuracy_levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from conx.dtypes import DType
 PAGE_ROWS = 4096
 HEADER = struct.Struct("<8sHHIQQQ32sQ16s")
 MAGIC = b"\x89CNX\r\n\x1a\n"
-FEATURES = ["codec:fill", "codec:linear", "codec:raw", "draft-1"]
+FEATURES = ["codec:fill", "codec:linear", "codec:raw", "draft-2"]
 
 
 def compress(data: bytes) -> bytes:
@@ -170,5 +170,5 @@ def add_content(writer: Writer) -> tuple[list[Graph], list[Tensor]]:
 def minimal(index: dict[str, Any] | None = None, contents: Sequence[bytes] = (SOURCE,)) -> Parts:
     """The pieces of a file with a source graph, which is chunk 0, and no tensors."""
     source = {"precisions": [], "role": "source", "sha256": sha256(SOURCE), "stream": [0, 0, len(SOURCE)]}
-    base = {"features": ["draft-1"], "graphs": [source], "metadata": {}, "tensors": []}
+    base = {"features": ["draft-2"], "graphs": [source], "metadata": {}, "tensors": []}
     return Parts(base | (index or {}), [compress(each) for each in contents], [len(each) for each in contents])

@@ -123,7 +123,7 @@ ODD = st.one_of(
     st.floats(),
     st.text(max_size=8),
     st.sampled_from(
-        ["source", "run", "float32", "int4", "bool", "raw", "fill", "linear", "draft-1", "fp32", "original"]
+        ["source", "run", "float32", "int4", "bool", "raw", "fill", "linear", "draft-2", "fp32", "original"]
     ),
     st.binary(max_size=40),
     st.lists(st.integers(-1, 5), max_size=4),

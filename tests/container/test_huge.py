@@ -81,7 +81,7 @@ def build(path: Path) -> None:
         content = serialize_rows(Rows(np.full(count, STORED, np.uint32), raw, rng.randbytes(32 * count)))
         frames.append(compress(content, HUFFMAN))
         pages.append(Page(count, len(frames[-1]), len(content), STORED * count, sha256(frames[-1])))
-    raw_index = serialize_index(Index(("codec:linear", "draft-1"), graphs, tensors, tuple(pages), {}))
+    raw_index = serialize_index(Index(("codec:linear", "draft-2"), graphs, tensors, tuple(pages), {}))
     index = compress(raw_index, HUFFMAN)
     size = HEADER_SIZE + len(index) + sum(page.stored + page.data for page in pages)
     with path.open("wb") as file:

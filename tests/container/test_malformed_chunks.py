@@ -259,7 +259,7 @@ def one_stream(stream: list[int], contents: list[bytes]) -> Parts:
         "shape": [4],
         "streams": [stream],
     }
-    return minimal({"features": ["codec:raw", "draft-1"], "tensors": [tensor]}, [SOURCE, *contents])
+    return minimal({"features": ["codec:raw", "draft-2"], "tensors": [tensor]}, [SOURCE, *contents])
 
 
 SMALL = bytes(MIN_RUN_RAW - 1)

@@ -26,7 +26,7 @@ def refused(data: bytes, kind: type[ConxError], text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-GOOD = {"features": ["draft-1"], "graphs": [], "metadata": {}, "pages": [], "tensors": []}
+GOOD = {"features": ["draft-2"], "graphs": [], "metadata": {}, "pages": [], "tensors": []}
 HEAD = msgpack.packb(GOOD)[:-1]  # all but the empty array of tensors
 
 ENCODINGS: dict[str, tuple[bytes, str]] = {
@@ -153,13 +153,19 @@ def external(i: int, key: str, to: object) -> Callable[[Index], None]:
     return at("graphs", 1, "externals", i, key, to=to)
 
 
+def view(**fields: object) -> Callable[[Index], None]:
+    """A run graph that wants the codes of the first tensor."""
+    wanted: dict[str, object] = {"location": "w0", "name": "w", "tensor": 0, "view": "codes"}
+    return graph(1, "externals", [dict(sorted((wanted | fields).items()))])
+
+
 RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     # the index
-    "features no array": (at("features", to="draft-1"), "features is 'draft-1': must be an array"),
+    "features no array": (at("features", to="draft-2"), "features is 'draft-2': must be an array"),
     "feature no string": (at("features", to=[1]), "features[0] is 1: must be a string"),
-    "features not ascending": (at("features", to=["draft-1", "codec:raw"]), "features[1] is 'codec:raw': must ascend"),
-    "feature twice": (at("features", to=["draft-1", "draft-1"]), "features[1] is 'draft-1': must ascend, and none"),
-    "no draft": (at("features", to=["codec:raw"]), "features is an array of 1: must have 'draft-1'"),
+    "features not ascending": (at("features", to=["draft-2", "codec:raw"]), "features[1] is 'codec:raw': must ascend"),
+    "feature twice": (at("features", to=["draft-2", "draft-2"]), "features[1] is 'draft-2': must ascend, and none"),
+    "no draft": (at("features", to=["codec:raw"]), "features is an array of 1: must have 'draft-2'"),
     "metadata no map": (at("metadata", to=[]), "metadata is []: must be a map"),
     "metadata nil": (at("metadata", to=None), "metadata is nil: must be a map"),
     "tensors no array": (at("tensors", to={}), "tensors is a map of 0: must be an array"),
@@ -306,7 +312,7 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
         "externals[1].perm is [1, 1]: must be a permutation of the 2 axes",
     ),
     "perm too long": (hole(1, "perm", [0, 1, 2]), "holes[1].perm is [0, 1, 2]: must be a permutation of the 2 axes"),
-    "binding's shape": (external(1, "shape", [7]), "externals[1].shape is [7]: must have the tensor's 6 elements"),
+    "binding's shape": (external(1, "shape", [7]), "externals[1].shape is [7]: must have 6 elements"),
     "binding's rank": (
         external(1, "shape", [1] * 64 + [6]),
         "externals[1].shape is an array of 65: must have at most 64",
@@ -323,6 +329,48 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     "binding's dtype float64": (
         external(1, "dtype", "float64"),
         "is 'float64': a tensor of float32 is not converted to it",
+    ),
+    "binding's view": (external(1, "view", "bytes"), "externals[1].view is 'bytes': must be one of values, codes"),
+    "binding's view no string": (external(1, "view", 1), "externals[1].view is 1: must be a string"),
+    "repeat of nothing": (external(1, "repeat", 0), "externals[1].repeat is 0: must be 1 to"),
+    "repeated, but for its shape": (external(1, "repeat", 2), "externals[1].shape is [6]: must have 12 elements"),
+    "repeated without a shape": (external(0, "repeat", 2), "index: graphs[1].externals[0].shape is missing"),
+    "repeat of int4": (
+        graph(0, "holes", [{"at": 4, "repeat": 2, "shape": [0], "tensor": 3}]),
+        "holes[0].repeat is 2: elements smaller than a byte are not repeated",
+    ),
+    "codes without a type": (view(), "graphs[1].externals[0].dtype is missing"),
+    "codes without a shape": (view(dtype="int8"), "graphs[1].externals[0].shape is missing"),
+    "codes as floats": (
+        view(dtype="float32", shape=[3000]),
+        "externals[0].dtype is 'float32': codes are one of int8, uint8, int4, uint4",
+    ),
+    "scales as integers": (
+        view(view="scales", dtype="int8", shape=[1]),
+        "externals[0].dtype is 'int8': scales are one of float32, float16, bfloat16",
+    ),
+    "codes of another shape": (view(dtype="int8", shape=[2999]), "shape is [2999]: has not the elements of [3, 1000]"),
+    "codes repeated": (view(dtype="int8", shape=[3000], repeat=2), "repeat is 2: codes are not repeated"),
+    "padded to less": (view(dtype="int8", shape=[3000], pad=999), "externals[0].pad is 999: must be 1000 to"),
+    "padded, but for its shape": (
+        view(dtype="int8", shape=[3000], pad=1024),
+        "shape is [3000]: has not the elements of [3, 1000], padded",
+    ),
+    "grid no pair": (view(dtype="int8", shape=[3000], grid=[1]), "grid is [1]: must have 2 items, not 1"),
+    "grid's axis": (view(dtype="int8", shape=[3000], grid=[1, 2]), "grid[1] is 2: must be 0 to 1"),
+    "grid's scales": (view(dtype="int8", shape=[3000], grid=[4, 0]), "grid[0] is 4: there are 4 tensors"),
+    "grid's scales of another shape": (
+        view(dtype="int8", shape=[3000], grid=[1, 0]),
+        "grid[0] is 1: must be a tensor of 3 float32 scales",
+    ),
+    "grid of integers": (
+        view(tensor=3, dtype="int8", shape=[0, 4], grid=[1, 0]),
+        "grid is [1, 0]: a tensor of int4 has no codes",
+    ),
+    "accuracy level outside": (graph(1, "accuracy_levels", [51]), "accuracy_levels[0] is 51: must be 0 to 50"),
+    "accuracy levels not ascending": (
+        graph(1, "accuracy_levels", [4, 4]),
+        "accuracy_levels is [4, 4]: must ascend, and none may be there twice",
     ),
     # totals
     "tensors too big": (
@@ -368,7 +416,7 @@ def test_locations_that_are_file_names(parts: Parts, location: str) -> None:
 
 
 def test_unknown_features_are_named(parts: Parts) -> None:
-    parts.index["features"] = ["codec:linear", "codec:trellis", "draft-1", "zebra"]
+    parts.index["features"] = ["codec:linear", "codec:trellis", "draft-2", "zebra"]
     text = "index: features has 'codec:trellis', 'zebra': this conx does not know it, a newer one is needed"
     refused(parts.seal(), UnsupportedError, text)
 

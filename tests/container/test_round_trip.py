@@ -141,7 +141,7 @@ def test_small_streams_of_a_kind_share_chunks(tmp_path: Path) -> None:
     contents = [(noise(rng.randrange(1, _SMALL), i), rng.choice("abc")) for i in range(60)]
     with Writer(tmp_path / "f") as writer:
         streams = [writer.add_stream(data, kind) for data, kind in contents]
-        writer.finish({"draft-1"}, [graph_of(writer)], [], {})
+        writer.finish({"draft-2"}, [graph_of(writer)], [], {})
     by_chunk: dict[int, set[str]] = {}
     with Reader(tmp_path / "f") as reader:
         for stream, (data, kind) in zip(streams, contents, strict=True):
@@ -160,7 +160,7 @@ def test_streams_of_any_size(tmp_path: Path, size: int) -> None:
         stream = writer.add_stream(data, "a")
         after = writer.add_stream(b"after", "a")
         tensors = [raw_tensor("t", (stream,), 1)]
-        writer.finish({"draft-1", "codec:raw"}, [graph_of(writer)], tensors, {})
+        writer.finish({"draft-2", "codec:raw"}, [graph_of(writer)], tensors, {})
     with Reader(tmp_path / "f") as reader:
         reader.check_deep()
         assert [reader.stream(each) for each in (before, stream, after)] == [b"before", data, b"after"]
@@ -180,7 +180,7 @@ def test_graphs_of_any_size(tmp_path: Path, sizes: list[int]) -> None:
             Graph("run" if i else "source", (f"p{i}",) if i else (), stream, sha256(data))
             for i, (stream, data) in enumerate(zip(streams, contents, strict=True))
         ]
-        writer.finish({"draft-1"}, graphs, [], {})
+        writer.finish({"draft-2"}, graphs, [], {})
     with Reader(tmp_path / "f") as reader:
         reader.check_deep()
         assert [reader.graph(graph) for graph in reader.index.graphs] == contents
@@ -193,7 +193,7 @@ def test_nearly_equal_graphs_are_stored_nearly_once(tmp_path: Path) -> None:
         graphs = [Graph("source", (), writer.add_graph(one), sha256(one))]
         two = one[:50_000] + b"difference" + one[50_000:]
         graphs.append(Graph("run", ("fp32",), writer.add_graph(two), sha256(two)))
-        writer.finish({"draft-1"}, graphs, [], {})
+        writer.finish({"draft-2"}, graphs, [], {})
     assert (tmp_path / "f").stat().st_size < 101_500
 
 
@@ -203,7 +203,7 @@ def test_more_than_one_page(tmp_path: Path) -> None:
     with Writer(tmp_path / "f") as writer:
         streams = writer.add_segments(["a", "b"], segments)
         tensor = raw_tensor("t", streams, 1024 * count, segment=1024)
-        writer.finish({"draft-1", "codec:raw"}, [graph_of(writer)], [tensor], {})
+        writer.finish({"draft-2", "codec:raw"}, [graph_of(writer)], [tensor], {})
     with Reader(tmp_path / "f") as reader:
         assert len(reader.index.pages) == 3
         for i in (0, PAGE_ROWS // 2 - 1, PAGE_ROWS // 2, PAGE_ROWS, count - 1):
@@ -231,7 +231,7 @@ def test_segments_may_be_made_while_they_are_consumed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool, Writer(tmp_path / "f", pool) as writer:
         streams = writer.add_segments(["raw"], segments())
         tensor = raw_tensor("t", streams, 100 * 2**20, segment=2**20)
-        writer.finish({"draft-1", "codec:raw"}, [graph_of(writer)], [tensor], {})
+        writer.finish({"draft-2", "codec:raw"}, [graph_of(writer)], [tensor], {})
     with Reader(tmp_path / "f") as reader:
         assert reader.segment(reader.index.tensors[0], 99) == [noise(2**20, 99)]
 
@@ -262,7 +262,7 @@ def test_reading_from_many_threads(tmp_path: Path) -> None:
     contents = [noise(5000 + i, i) for i in range(200)]
     with Writer(tmp_path / "f") as writer:
         streams = [writer.add_stream(data, "a") for data in contents]
-        writer.finish({"draft-1"}, [graph_of(writer)], [], {})
+        writer.finish({"draft-2"}, [graph_of(writer)], [], {})
     with ThreadPoolExecutor(8) as pool, Reader(tmp_path / "f") as reader:
         order = random.Random(0).choices(range(200), k=2000)
         for i, data in zip(order, pool.map(lambda i: reader.stream(streams[i]), order), strict=True):
@@ -272,7 +272,7 @@ def test_reading_from_many_threads(tmp_path: Path) -> None:
 def test_shared_chunks_that_are_kept_are_bounded(tmp_path: Path) -> None:
     with Writer(tmp_path / "f") as writer:
         streams = [writer.add_stream(noise(_SMALL - 1, i), "a") for i in range(8 * 20)]
-        writer.finish({"draft-1"}, [graph_of(writer)], [], {})
+        writer.finish({"draft-2"}, [graph_of(writer)], [], {})
     with Reader(tmp_path / "f") as reader:
         for stream in streams:
             reader.stream(stream)

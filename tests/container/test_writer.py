@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def finish(writer: Writer, verify: Callable[[Path], object] | None = None) -> bytes:
     graph = Graph("source", (), writer.add_graph(SOURCE), sha256(SOURCE))
-    return writer.finish({"draft-1"}, [graph], [], {}, verify)
+    return writer.finish({"draft-2"}, [graph], [], {}, verify)
 
 
 def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ with Writer(sys.argv[1]) as writer:
     if where == "spool":
         wait()
     stream = writer.add_graph(b"graph")
-    writer.finish({"draft-1"}, [Graph("source", (), stream, bytes(32))], [], {}, wait)
+    writer.finish({"draft-2"}, [Graph("source", (), stream, bytes(32))], [], {}, wait)
 """
 
 
@@ -255,7 +255,7 @@ def tensor(streams: tuple[Stream, ...], count: int) -> Tensor:
 
 
 def test_records_that_break_a_rule_are_not_written(tmp_path: Path) -> None:
-    features = {"draft-1", "codec:raw"}
+    features = {"draft-2", "codec:raw"}
     with Writer(tmp_path / "f") as writer:
         graph = Graph("source", (), writer.add_stream(b"abc", "raw"), bytes(32))
         with pytest.raises(FormatError, match=re.escape("tensors[0].streams[0] is [7, 0, 3]: there are 1 chunks")):
@@ -264,7 +264,7 @@ def test_records_that_break_a_rule_are_not_written(tmp_path: Path) -> None:
         Writer(tmp_path / "f") as writer,
         pytest.raises(FormatError, match="codec is 'raw': is not among the features"),
     ):
-        writer.finish({"draft-1"}, [], [tensor((), 3)], {})
+        writer.finish({"draft-2"}, [], [tensor((), 3)], {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,7 +282,7 @@ def test_metadata_that_cannot_be_written(tmp_path: Path, metadata: dict[str, obj
     with Writer(tmp_path / "f") as writer:
         graph = Graph("source", (), writer.add_graph(SOURCE), sha256(SOURCE))
         with pytest.raises(ValueError, match=text):
-            writer.finish({"draft-1"}, [graph], [], metadata)
+            writer.finish({"draft-2"}, [graph], [], metadata)
     assert list(tmp_path.iterdir()) == []
 
 
