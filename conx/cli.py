@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import conx
 from conx.errors import ConxError
+from conx.packing.settings import PRECISIONS
 from conx.report import bytes_text, table
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     pack.add_argument(
         "--precisions",
-        default="fp32,fp16",
+        default=",".join(PRECISIONS),
         metavar="LIST",
         help="graphs to make beside the model's own (default: %(default)s)",
     )
@@ -140,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--precision", action="append", help="which to compare (default: all that the file has)")
     verify.add_argument("--max-error", type=float, metavar="E", help="exit with status 1 where an rms error is larger")
     verify.add_argument("--json", action="store_true")
+
+    doctor = _command(commands, "doctor", _doctor, "show what is installed and how it would load a file")
+    doctor.add_argument("file", metavar="FILE.conx", nargs="?")
 
     _command(commands, "demo", _demo, "pack, load and run a small model that comes with conx")
     return parser
@@ -302,6 +306,12 @@ def _verify(args: argparse.Namespace) -> None:
             f"{args.file}: output {worst.output!r} at precision {worst.precision} has an error of {worst.rms:.2e}"
             f" and {worst.nonfinite} stray NaN or Inf; {args.max_error:g} is allowed"
         )
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from conx.doctor import diagnose
+
+    print(diagnose(args.file))
 
 
 def _demo(_args: argparse.Namespace) -> None:

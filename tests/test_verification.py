@@ -52,8 +52,8 @@ def test_errors_are_those_of_the_outputs(files: tuple[Path, Path]) -> None:
 def test_a_lossless_file_has_no_error(files: tuple[Path, Path], tmp_path: Path) -> None:
     conx.pack(files[1], tmp_path / "exact.conx", lossless=True)
     report = conx.verify(tmp_path / "exact.conx", files[1])
-    assert {e.precision for e in report.errors} == {"original", "fp32", "fp16"}
-    exact = [e for e in report.errors if e.precision != "fp16"]
+    assert {e.precision for e in report.errors} == {"original", "fp32", "fp16", "int8"}
+    exact = [e for e in report.errors if e.precision in ("original", "fp32")]
     assert all(e.rms == e.peak == 0 and e.equal == 1 for e in exact)
     assert 0 < report.worst("fp16").rms < 2e-3
 

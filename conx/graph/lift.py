@@ -15,13 +15,18 @@ from dataclasses import dataclass
 import onnx
 
 from conx.dtypes import DType
+from conx.graph.derived import Derived
 from conx.graph.read import Weight, weight_number
 
 __all__ = ["External", "RunGraph", "nested_graphs", "run_graph", "subgraphs"]
 
-# Operators whose constant 2-D float32 weight onnxruntime's CPU provider always copies into a layout of its own, and its
-# input slot. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
-REPACKING = {"MatMul": 1, "Gemm": 1}
+# Operators whose constant weight onnxruntime on a CPU always copies into a layout of its own: its input slot, type
+# and rank. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
+REPACKING = {
+    ("", "MatMul"): (1, onnx.TensorProto.FLOAT, 2),
+    ("", "Gemm"): (1, onnx.TensorProto.FLOAT, 2),
+    ("com.microsoft", "MatMulNBits"): (1, onnx.TensorProto.UINT8, 3),
+}
 LIFT_ABOVE = 1 << 30  # bytes of weights in subgraphs, from which they move to the main graph
 
 
@@ -44,7 +49,7 @@ class RunGraph:
     externals: list[External]
 
 
-def run_graph(proto: onnx.ModelProto, weights: Sequence[Weight]) -> RunGraph:
+def run_graph(proto: onnx.ModelProto, weights: Sequence[Weight | Derived]) -> RunGraph:
     """Make the run graph of a model with stubs, which is not changed."""
     model = onnx.ModelProto()
     model.CopyFrom(proto)
@@ -195,24 +200,27 @@ def _externalize(model: onnx.ModelProto) -> list[External]:
         if number is None:
             continue
         location = f"conx-{len(found)}"
-        fits = tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2
+        fits = (tensor.name, tensor.data_type, len(tensor.dims)) in repacked
         dtype = DType.from_number(tensor.data_type)
         assert dtype is not None  # a weight has a known type
-        found.append(External(location, tensor.name, number, fits and tensor.name in repacked, dtype))
+        found.append(External(location, tensor.name, number, fits, dtype))
         del tensor.external_data[:]
         tensor.external_data.add(key="location", value=location)
         tensor.data_location = onnx.TensorProto.EXTERNAL
     return found
 
 
-def _only_repacked(main: onnx.GraphProto) -> set[str]:
-    """Names that only nodes of the main graph use, and only as a weight that is repacked."""
-    yes: set[str] = set()
+def _only_repacked(main: onnx.GraphProto) -> set[tuple[str, int, int]]:
+    """(name, type, rank) of what only nodes of the main graph use, and only as a weight that is repacked."""
+    yes: set[tuple[str, int, int]] = set()
     no = {v.name for v in (*main.input, *main.output)}
     for graph in nested_graphs(main):
         no.update(name for node in graph.node for name in node.input)
     for node in main.node:
-        slot = REPACKING.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        slot, kind, rank = REPACKING.get((node.domain.replace("ai.onnx", ""), node.op_type), (None, 0, 0))
         for i, name in enumerate(node.input):
-            (yes if i == slot else no).add(name)
-    return yes - no
+            if i == slot:
+                yes.add((name, kind, rank))
+            else:
+                no.add(name)
+    return {(name, kind, rank) for name, kind, rank in yes if name not in no}

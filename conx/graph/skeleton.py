@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 
 from conx.dtypes import DType
+from conx.graph.derived import Derived
 from conx.graph.lift import External, run_graph
 from conx.graph.read import MARKER, SourceModel, Weight, weight_number
 from conx.graph.tensor_fields import EXTERNAL_DATA, RAW
@@ -60,7 +61,7 @@ def source_skeleton(source: SourceModel, external_above: int = MESSAGE_MAX) -> S
     return _punched(source.skeleton, leaf, externals)
 
 
-def run_skeleton(proto: onnx.ModelProto, weights: Sequence[Weight]) -> Skeleton:
+def run_skeleton(proto: onnx.ModelProto, weights: Sequence[Weight | Derived]) -> Skeleton:
     """The graph that a session opens: `proto` with stubs, made ready to be handed its weights."""
     run = run_graph(proto, weights)
 
@@ -126,7 +127,7 @@ def _number(content: bytes) -> int | None:
     return weight_number(onnx.TensorProto.FromString(content)) if MARKER.encode() in content else None
 
 
-def _hole(content: bytes, weight: Weight) -> list[Piece]:
+def _hole(content: bytes, weight: Weight | Derived) -> list[Piece]:
     """The tensor with a hole at the place of its stub, under the field that held the data."""
     number = onnx.TensorProto.FromString(content).data_type
     dtype = DType.from_number(number)

@@ -30,7 +30,7 @@ from conx.quantize.palette import Palette as FittedPalette
 from conx.quantize.palette import exact_palette, fit_palette
 from conx.quantize.rules import Rule
 
-__all__ = ["MIN_CODED", "Choice", "choose"]
+__all__ = ["MIN_CODED", "Choice", "as_float32", "choose"]
 
 MIN_CODED = 1024  # elements; smaller tensors are not worth any error
 SAMPLES = 3  # segments looked at when sizes are compared
@@ -111,7 +111,7 @@ def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> list[Encode
     """
     if rule.lossless or axes.exact or not meta.dtype.codable or meta.count < MIN_CODED or len(meta.shape) < 2:
         return []
-    values = _as_float32(data, meta.dtype)
+    values = as_float32(data, meta.dtype)
     blocks = (values[i : i + SEGMENT] for i in range(0, values.size, SEGMENT))
     if not all(np.abs(block).max() < LARGEST for block in blocks):  # false for NaN too
         return []
@@ -121,7 +121,7 @@ def _coded(data: Array, meta: TensorMeta, rule: Rule, axes: Axes) -> list[Encode
     return _packed(min(grids, key=lambda grid: grid.noise))
 
 
-def _as_float32(data: Array, dtype: DType) -> npt.NDArray[np.float32]:
+def as_float32(data: Array, dtype: DType) -> npt.NDArray[np.float32]:
     """The values as float32, without a copy where they are."""
     if dtype is DType.FLOAT32:
         return data

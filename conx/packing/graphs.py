@@ -1,91 +1,120 @@
 """The graphs of a .conx file: the model as it was built, and one to run for each precision."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from conx.container.records import RUN, SOURCE, External, Graph, Hole, Stream
 from conx.container.writer import Writer
 from conx.dtypes import DType
+from conx.graph.derived import Derived
 from conx.graph.facts import computes_in_floats
-from conx.graph.fp16 import Half, to_float16
+from conx.graph.fp16 import to_float16
+from conx.graph.int8 import coded_uses, to_int8
 from conx.graph.read import SourceModel
 from conx.graph.skeleton import Skeleton, run_skeleton, source_skeleton
-from conx.graph.ties import Tie
+from conx.packing.bindings import Bindings
+from conx.packing.codes import Codes
+from conx.packing.settings import Settings
 
-__all__ = ["write_graphs"]
+__all__ = ["coded_weights", "write_graphs"]
 
 log = logging.getLogger("conx")
 
 
 def write_graphs(
-    writer: Writer, source: SourceModel, ties: Sequence[Tie], precisions: Sequence[str], external_above: int
+    writer: Writer, source: SourceModel, bindings: Bindings, codes: Codes, settings: Settings
 ) -> tuple[list[Graph], dict[str, int]]:
     """Make and write the graphs.
 
     Args:
         writer: takes the messages.
         source: the model.
-        ties: which weight is stored for which; those that are stored are the file's tensors, in their order.
-        precisions: which run graphs are wanted beside the model's own.
-        external_above: bytes from which the source's message leaves its weights outside.
+        bindings: how weights are had from the file's tensors.
+        codes: the int8 codes of weights.
+        settings: which run graphs are wanted beside the model's own, and how its own one is kept.
 
     Returns:
         The graphs, and why nodes of the float16 graph stayed float32: {reason: number of nodes}.
     """
-    binding = _Binding(source, ties)
-    built = source_skeleton(source, external_above)
-    graphs = [_record(binding, SOURCE, (), built, writer.add_graph(built.message))]
-    floats = computes_in_floats(source)
-    wanted = [name for name in precisions if floats]
-    plain = not any(weight.dtype.is_float for weight in source.weights)
-    # Without weights there is one graph for all.
-    own = tuple(sorted({"original"} | {name for name in wanted if name == "fp32" or plain}))
-    variants = [(own, run_skeleton(source.proto, source.weights))]
-    half = _half(source) if "fp16" in wanted and not plain else None
-    if half is not None:
-        variants.append((("fp16",), run_skeleton(half.model, source.weights)))
-    streams = {built.message: graphs[0].stream}
-    for served, skeleton in variants:
-        if skeleton.message not in streams:
-            streams[skeleton.message] = writer.add_graph(skeleton.message)
-        graphs.append(_record(binding, RUN, served, skeleton, streams[skeleton.message]))
+    weights = source.weights
+    built = _Variant((), source_skeleton(source, settings.external_above))
+    half = None
+    if not computes_in_floats(source):
+        served = {"int8"} & set(settings.precisions)  # as it is, it was made for integer execution
+        variants = [_Variant(_serving(served), run_skeleton(source.proto, weights))]
+    elif not any(weight.dtype.is_float for weight in weights):  # one graph for all
+        variants = [_Variant(_serving(settings.precisions), run_skeleton(source.proto, weights))]
+    else:
+        half = small = None
+        if "fp16" in settings.precisions:
+            half = _attempt(source, "float16", lambda: to_float16(source))
+        if "int8" in settings.precisions:
+            small = _attempt(source, "int8", lambda: to_int8(source.proto, len(weights), codes))
+        served = {"fp32"} & set(settings.precisions)
+        if small is not None and not small.derived:
+            served |= {"int8"}
+        variants = [_Variant(_serving(served), run_skeleton(source.proto, weights))]
+        if half is not None:
+            variants.append(_Variant(("fp16",), run_skeleton(half.model, weights)))
+        if small is not None and small.derived:
+            skeleton = run_skeleton(small.model, [*weights, *small.derived])
+            variants.append(_Variant(("int8",), skeleton, small.derived, small.level_places(skeleton.message)))
+    streams: dict[bytes, Stream] = {}
+    graphs = []
+    for variant in (built, *variants):
+        message = variant.skeleton.message
+        if message not in streams:
+            streams[message] = writer.add_graph(message)
+        graphs.append(_record(bindings, variant, streams[message]))
     return graphs, half.wide if half is not None else {}
 
 
-def _half(source: SourceModel) -> Half | None:
-    """The float16 model, or None with a warning: a fault in it must not cost the user his file."""
+@dataclass(frozen=True)
+class _Variant:
+    """A graph: the precisions that it serves (none: the model as it was built), and its parts."""
+
+    precisions: tuple[str, ...]
+    skeleton: Skeleton
+    derived: Sequence[Derived] = ()
+    levels: tuple[int, ...] = ()
+
+
+def _serving(precisions: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({"original", *precisions}))
+
+
+def coded_weights(source: SourceModel) -> list[tuple[int, int]]:
+    """The (weight, axis of its channels) whose int8 codes a run graph could use."""
+    return _attempt(source, None, lambda: coded_uses(source.proto)) or []
+
+
+Made = TypeVar("Made")
+
+
+def _attempt(source: SourceModel, what: str | None, make: Callable[[], Made]) -> Made | None:
+    """What `make` makes, or None with a warning: a fault in a further graph must not cost the user his file."""
     try:
-        return to_float16(source)
+        return make()
     except Exception as e:  # noqa: BLE001
-        log.warning("%s: no float16 graph could be made (%s: %s)", source.path, type(e).__name__, e)
+        if what is not None:
+            log.warning("%s: no %s graph could be made (%s: %s)", source.path, what, type(e).__name__, e)
         return None
 
 
-class _Binding:
-    """How a graph's weight is had from the stored tensors."""
+def _record(bindings: Bindings, variant: _Variant, stream: Stream) -> Graph:
+    count = len(bindings.weights)
 
-    def __init__(self, source: SourceModel, ties: Sequence[Tie]) -> None:
-        self.weights, self.ties = source.weights, ties
-        stored = [number for number, tie in enumerate(ties) if tie.stored == number]
-        self.places = {number: place for place, number in enumerate(stored)}
+    def bound(number: int, dtype: DType) -> dict[str, Any]:
+        if number < count:
+            return bindings.of_weight(number, dtype)
+        return bindings.of_derived(variant.derived[number - count])
 
-    def __call__(self, number: int, dtype: DType) -> dict[str, Any]:
-        tie, weight = self.ties[number], self.weights[number]
-        stored = self.weights[tie.stored].shape
-        seen = stored if tie.perm is None else tuple(stored[i] for i in tie.perm)
-        return {
-            "tensor": self.places[tie.stored],
-            "dtype": None if dtype is weight.dtype else dtype,
-            "perm": tie.perm,
-            "shape": None if weight.shape == seen else weight.shape,
-        }
-
-
-def _record(binding: _Binding, role: str, precisions: tuple[str, ...], skeleton: Skeleton, stream: Stream) -> Graph:
-    holes = tuple(Hole(at=at, **binding(number, dtype)) for at, number, dtype in skeleton.holes)
+    holes = tuple(Hole(at=at, **bound(number, dtype)) for at, number, dtype in variant.skeleton.holes)
     externals = tuple(
-        External(location=e.location, name=e.name, repacked=e.repacked, **binding(e.weight, e.dtype))
-        for e in skeleton.externals
+        External(location=e.location, name=e.name, repacked=e.repacked, **bound(e.weight, e.dtype))
+        for e in variant.skeleton.externals
     )
-    return Graph(role, precisions, stream, skeleton.sha256, holes, externals)
+    role = RUN if variant.precisions else SOURCE
+    return Graph(role, variant.precisions, stream, variant.skeleton.sha256, holes, externals, variant.levels)

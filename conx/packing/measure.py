@@ -13,7 +13,7 @@ from conx.codecs.convert import convert
 from conx.container.limits import SEGMENT
 from conx.dtypes import DType
 
-__all__ = ["WeightError", "measure"]
+__all__ = ["WeightError", "decoded", "measure"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ def measure(encoded: Encoded, meta: TensorMeta, data: npt.NDArray[Any]) -> tuple
         worst = max(worst, float(np.abs(off).max()))
     rms = math.sqrt(noise / power) if power else 0.0
     return digest.digest(), WeightError(rms, worst / largest if largest else 0.0)
+
+
+def decoded(encoded: Encoded, shape: tuple[int, ...], dtype: DType) -> npt.NDArray[np.float32]:
+    """The values that a reader will decode to float32, flat, of a tensor stored in the order of its shape."""
+    meta = TensorMeta(shape, dtype)
+    decoder = encoded.codec.decoder(meta, encoded.side, DType.FLOAT32)
+    out = np.empty(meta.count, np.float32)
+    for start in range(0, meta.count, SEGMENT):
+        stop = min(start + SEGMENT, meta.count)
+        decoder(start, stop - start, encoded.segment(meta, start, stop), out[start:stop])
+    return out
 
 
 def _as_float64(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[np.float64]:

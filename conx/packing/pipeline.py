@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from conx._version import __version__
 from conx.checking import verify_tensors
-from conx.codecs import pack_params
 from conx.codecs.base import TensorMeta
 from conx.container.index import DRAFT
-from conx.container.limits import SEGMENT
 from conx.container.reader import Reader, Verify
 from conx.container.records import Tensor
 from conx.container.writer import Writer
@@ -28,12 +29,16 @@ from conx.graph.skeleton import MESSAGE_MAX
 from conx.graph.ties import find_ties
 from conx.graph.validate import check_inline_tensors
 from conx.packing.axes import Axes, stored_axes
-from conx.packing.choose import Choice, choose
-from conx.packing.graphs import write_graphs
+from conx.packing.bindings import Bindings
+from conx.packing.choose import Choice, as_float32, choose
+from conx.packing.codes import Coded, CodedUses, Codes, serves
+from conx.packing.graphs import coded_weights, write_graphs
 from conx.packing.lookahead import ordered_map
-from conx.packing.measure import WeightError, measure
+from conx.packing.measure import WeightError, decoded, measure
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import PRECISIONS, Settings, make_settings
+from conx.packing.tensors import write_scales, write_tensor
+from conx.quantize.grid import peak_scales
 from conx.quantize.rules import Rule
 from conx.runtime.decode import Progress, thread_count
 
@@ -73,7 +78,7 @@ def pack(
         overrides: pattern to rule, in order; a rule is `lossless` or like `bits:4,block:64` or `palette:4,group:16`.
         threads: threads for coding; default: one for each core. The file does not depend on it.
         progress: called as progress(done, total) with bytes of weights read; each is read twice.
-        precisions: which graphs to make beside the model's own: "fp32", "fp16"; they share the weights.
+        precisions: which graphs to make beside the model's own: "fp32", "fp16", "int8"; they share the weights.
         external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
 
     Raises:
@@ -100,6 +105,7 @@ class _Stored:
     choice: Choice
     sha256: bytes
     error: WeightError | None
+    grids: dict[int, npt.NDArray[np.float32]]
 
 
 class _Packing:
@@ -118,22 +124,27 @@ class _Packing:
             raise ValueError(f"no weight of {self.source.path} is named like {unmatched[0]!r}; `conx info` lists them")
         self.ties = find_ties(self.source.weights, self._advance)
         self.axes = stored_axes(self.source, self.ties)
+        wanted = coded_weights(self.source) if "int8" in self.settings.precisions else []
+        self.uses = CodedUses(self.source.weights, self.ties, wanted)
         with (
             ThreadPoolExecutor(self.threads, thread_name_prefix="conx-pack") as pool,
             Writer(self.target, pool) as writer,
         ):
             stored = [w for w in self.source.weights if self.ties[w.number].stored == w.number]
             self._advance(sum(w.nbytes for w in self.source.weights) - sum(w.nbytes for w in stored))
-            tensors = []
+            tensors: list[Tensor] = []
             errors = []
+            coded: dict[int, Coded] = {}
             for one in ordered_map(pool, self._decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
-                tensors.append(_write(writer, one))
+                meta = TensorMeta(one.weight.shape, one.weight.dtype)
+                tensors.append(write_tensor(writer, one.weight.name, meta, one.choice.encoded, one.sha256))
                 errors.append(one.error)
+                coded[one.weight.number] = Coded(one.choice.encoded.codec, one.grids)
                 self._advance(one.weight.nbytes)
                 del one  # before the next one is read
-            graphs, wide = write_graphs(
-                writer, self.source, self.ties, self.settings.precisions, self.settings.external_above
-            )
+            codes = Codes(self.source.weights, self.ties, coded)
+            bindings = Bindings(codes, write_scales(writer, tensors, codes))
+            graphs, wide = write_graphs(writer, self.source, bindings, codes, self.settings)
             features = sorted({DRAFT} | {f"codec:{t.codec}" for t in tensors})
             writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify)
         return make_report(self.source.path, self.target, time.perf_counter() - begun)
@@ -158,11 +169,25 @@ class _Packing:
             choice = choose(data, weight.shape, weight.dtype, rule, axes)
         except ConxError as e:
             raise ModelError(f"{self.source.path}: tensor {weight.name!r}: {e}") from None
+        grids = {}
+        if self.settings.lossless or not rule.lossless:
+            grids = self._grids(weight, choice, data)
         if choice.lossless:
-            return _Stored(weight, choice, self.ties[weight.number].sha256, None)
+            return _Stored(weight, choice, self.ties[weight.number].sha256, None, grids)
         digest, error = measure(choice.encoded, TensorMeta(weight.shape, weight.dtype), data)
         same = digest == self.ties[weight.number].sha256
-        return _Stored(weight, choice, digest, None if same else error)
+        return _Stored(weight, choice, digest, None if same else error, grids)
+
+    def _grids(self, weight: Weight, choice: Choice, data: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.float32]]:
+        """Scales along the axes for which int8 codes are wanted and not stored."""
+        axes = [a for a in self.uses.of(weight.number) if not serves(choice.encoded.codec, weight.shape, a)]
+        if not axes:
+            return {}
+        kept = (
+            as_float32(data, weight.dtype) if choice.lossless else decoded(choice.encoded, weight.shape, weight.dtype)
+        )
+        found = {axis: peak_scales(kept.reshape(weight.shape), axis) for axis in axes}
+        return {axis: scales for axis, scales in found.items() if scales is not None}
 
     def _metadata(self, errors: list[WeightError | None], wide: dict[str, int]) -> dict[str, Any]:
         measured = {str(i): e.to_map() for i, e in enumerate(errors) if e is not None}
@@ -185,15 +210,3 @@ class _Packing:
             for graph in reader.index.graphs:
                 reader.graph(graph)
             verify_tensors(reader, self.threads)
-
-
-def _write(writer: Writer, one: _Stored) -> Tensor:
-    weight, encoded = one.weight, one.choice.encoded
-    meta = TensorMeta(weight.shape, weight.dtype)
-    codec_id, params = pack_params(encoded.codec, meta)
-    names = [f"{codec_id}.{name}" for name in encoded.codec.stream_names(meta)]
-    side = tuple(writer.add_stream(data, f"{codec_id}.side{i}") for i, data in enumerate(encoded.side))
-    starts = range(0, meta.count, SEGMENT)
-    segments = (encoded.segment(meta, start, min(start + SEGMENT, meta.count)) for start in starts)
-    streams = writer.add_segments(names, segments) if names else ()
-    return Tensor(weight.name, weight.shape, weight.dtype, codec_id, params, side, streams, one.sha256)

@@ -8,7 +8,7 @@ from conx.quantize.rules import Rule, Rules, parse_rule
 
 __all__ = ["PRECISIONS", "Settings", "make_settings"]
 
-PRECISIONS = ("fp32", "fp16")
+PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)

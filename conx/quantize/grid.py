@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from conx.codecs.linear import log8_scales
 
-__all__ = ["Grid", "fit_grid"]
+__all__ = ["Grid", "fit_grid", "peak_scales"]
 
 F32 = npt.NDArray[np.float32]
 SLAB = 1 << 20  # elements worked on at once
+LARGEST = 2.0**127
 SMALLEST = np.float32(2.0**-149)
 FINEST = 32  # steps in a root mean square
 CLIPS = (1.0, 0.92, 0.85, 0.78, 0.7, 0.62, 0.54, 0.46)
@@ -68,6 +69,20 @@ def fit_grid(values: F32, axis: int | None, block: int | None, bits: int) -> Gri
     _encode(view, scales, top, block, codes.reshape(view.shape))
     flat = np.ascontiguousarray(scales, np.float32).reshape(-1)
     return Grid(codes, flat, axis, block, base, None if log_codes is None else log_codes.reshape(-1))
+
+
+def peak_scales(values: F32, axis: int) -> F32 | None:
+    """The scales of int8 codes for each position of `axis`: max|w| / 127, rounded up to what bfloat16 holds.
+
+    None where a value is not finite, or so large that a code times its scale would not be.
+    """
+    peaks = _peaks(_three_axes(values, axis), True, None).reshape(-1)
+    if not (peaks < LARGEST).all():  # not true for NaN either
+        return None
+    scales = _at_least_smallest(peaks, 127)
+    bits = scales.view(np.uint32)
+    rounded: F32 = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
 
 
 def _three_axes(values: F32, axis: int | None) -> F32:

@@ -4,11 +4,11 @@ Every segment decodes alone and straight into its slice of the final buffer. Whe
 order than they are stored, the segment goes through a scratch buffer and is scattered.
 """
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from threading import Thread
 from typing import Any
 
@@ -16,19 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from conx.codecs import codec_from
-from conx.codecs.base import TensorMeta
+from conx.codecs.base import Codec, Decoder, TensorMeta
 from conx.codecs.convert import SOURCES, TARGETS
 from conx.container.reader import Reader
-from conx.container.records import Binding, External, Graph, Tensor
+from conx.container.records import CODES, SCALES, ZERO_POINTS, Binding, External, Graph, Tensor
 from conx.dtypes import DType
-from conx.errors import ConxError, FormatError
+from conx.errors import ConxError, FormatError, UnsupportedError
+from conx.runtime.placing import scatter, stored_view
+from conx.runtime.views import code_type, codes_decoder, grid_decoder, nibbles, scales_of, zero_points_of
 
-__all__ = ["Progress", "decode_all", "fill_holes", "thread_count"]
+__all__ = ["STORED_LEVEL", "Progress", "decode_all", "fill_holes", "thread_count"]
 
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 """`progress(done, total)`: bytes decoded so far, and in all."""
 
+STORED_LEVEL = 4  # the accuracy_level in a stored graph
 ALIGNMENT = 64  # bytes; of the buffers within an arena
 WORTH_THREADS = 1 << 22  # bytes; less is decoded before threads have started
 
@@ -69,30 +72,34 @@ def decode_all(
         FormatError, IntegrityError: the file is damaged; the message names the tensor.
     """
     keys = [_key(reader, binding) for binding in bindings]
+    forms: dict[_Key, Binding] = {}
     wanted: dict[_Key, bool] = {}  # whether it is only for externals that are repacked
     for key, binding in zip(keys, bindings, strict=True):
+        forms.setdefault(key, binding)
         wanted[key] = wanted.get(key, True) and isinstance(binding, External) and binding.repacked
     buffers: dict[_Key, Array] = {}
     for repacked in (False, True):
         mine = [key for key, flag in wanted.items() if flag is repacked]
-        sizes = [key[1].nbytes(reader.index.tensors[key[0]].count) for key in mine]
-        buffers |= zip(mine, _arena(sizes, [key[1].storage for key in mine]), strict=True)
+        sizes = [forms[key].nbytes_of(reader.index.tensors[forms[key].tensor]) for key in mine]
+        types = [forms[key].dtype_of(reader.index.tensors[forms[key].tensor]).storage for key in mine]
+        buffers |= zip(mine, _arena(sizes, types), strict=True)
     jobs: list[_Job] = []
     for key in wanted:
-        number, target, perm = key
-        jobs += _jobs(reader, reader.index.tensors[number], target, perm, buffers[key])
+        jobs += _jobs(reader, forms[key], buffers[key])
     _Work(jobs, progress).run(thread_count(threads))
     return [buffers[key] for key in keys]
 
 
-_Key = tuple[int, DType, tuple[int, ...] | None]
+_Key = tuple[Any, ...]
 
 
 def _key(reader: Reader, binding: Binding) -> _Key:
-    """What tells the bytes that a binding wants from others: tensor, type, permutation."""
+    """What tells the bytes that a binding wants from others: all but where they go."""
     tensor = reader.index.tensors[binding.tensor]
     identity = binding.perm == tuple(range(len(tensor.shape)))
-    return binding.tensor, binding.dtype_of(tensor), None if identity else binding.perm
+    perm = None if identity else binding.perm
+    form = (binding.view, binding.grid, binding.pad, binding.repeat)
+    return (binding.tensor, binding.dtype_of(tensor), perm, form, binding.nbytes_of(tensor))
 
 
 def _arena(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
@@ -107,9 +114,22 @@ def _arena(sizes: Sequence[int], dtypes: Sequence[np.dtype[Any]]) -> list[Array]
     return arrays
 
 
-def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> bytes:
-    """The graph's complete message, its holes filled."""
+def fill_holes(reader: Reader, graph: Graph, threads: int | None = None, accuracy_level: int | None = None) -> bytes:
+    """The graph's complete message, its holes filled.
+
+    Args:
+        reader: the file.
+        graph: one of its graphs.
+        threads: as in `thread_count`.
+        accuracy_level: of its MatMulNBits; None: as it is stored.
+
+    Raises:
+        FormatError, IntegrityError: the file is damaged.
+        UnsupportedError: the graph has no place for an accuracy level.
+    """
     skeleton = reader.graph(graph)
+    if accuracy_level is not None:
+        skeleton = _with_level(skeleton, graph, accuracy_level)
     if not graph.holes:
         return skeleton
     arrays = decode_all(reader, graph.holes, threads)
@@ -121,24 +141,33 @@ def fill_holes(reader: Reader, graph: Graph, threads: int | None = None) -> byte
     return b"".join([*pieces, skeleton[at:]])
 
 
-def _jobs(reader: Reader, tensor: Tensor, target: DType, perm: tuple[int, ...] | None, out: Array) -> Iterable[_Job]:
-    meta = TensorMeta(tensor.stored_shape, tensor.dtype)
+def _with_level(message: bytes, graph: Graph, level: int) -> bytes:
+    if not graph.accuracy_levels:
+        raise UnsupportedError(
+            f"accuracy_level={level}: the graph for {' and '.join(graph.precisions)} has no such level"
+        )
+    changed = bytearray(message)
+    for place in graph.accuracy_levels:
+        if changed[place] != STORED_LEVEL:
+            raise FormatError(
+                f"graph {' '.join(graph.precisions)}: byte {place} is {changed[place]}, not an accuracy level"
+            )
+        changed[place] = level
+    return bytes(changed)
+
+
+def _jobs(reader: Reader, binding: Binding, out: Array) -> Iterable[_Job]:
+    tensor = reader.index.tensors[binding.tensor]
     label = f"tensor {tensor.name!r}"
-    if target is not tensor.dtype and not (tensor.dtype in SOURCES and target in TARGETS):
-        raise FormatError(f"{label}: {tensor.dtype.label} cannot be decoded to {target.label}")
-    view = _stored_view(tensor, perm, out, label)
+    target = binding.dtype_of(tensor)
     try:
-        codec = codec_from(tensor.codec, tensor.params, meta)
-        names = codec.stream_names(meta)
-        if len(names) != len(tensor.streams):
-            raise FormatError(f"{len(tensor.streams)} main streams, the codec {tensor.codec!r} has {len(names)}")
-        sizes = codec.side_sizes(meta)
-        given = tuple(stream.size for stream in tensor.side)
-        if given != sizes:
-            raise FormatError(f"side streams of {given} bytes, the codec {tensor.codec!r} needs {sizes}")
-        decoder = codec.decoder(meta, reader.side(tensor), target)
+        whole = _whole(reader, tensor, binding)
+        if whole is not None:
+            return [_Job(lambda _: whole(out), 0, out.nbytes)]
+        decoder = _decoder(reader, tensor, binding)
+        view = stored_view(tensor, binding, out)
     except ConxError as e:
-        raise type(e)(f"{label}: {e}") from None
+        raise _named(e, label) from None
 
     def run(i: int) -> None:
         start, stop = tensor.segment_range(i)
@@ -150,44 +179,80 @@ def _jobs(reader: Reader, tensor: Tensor, target: DType, perm: tuple[int, ...] |
             else:
                 scratch = np.empty(stop - start, target.storage)
                 decoder(start, stop - start, streams, scratch)
-                _scatter(view, start, scratch)
+                scatter(view, start, scratch)
         except ConxError as e:
-            raise type(e)(f"{label}, segment {i}: {e}") from None
+            raise _named(e, f"{label}, segment {i}") from None
 
     nbytes = [target.nbytes(stop - start) for start, stop in map(tensor.segment_range, range(tensor.segments))]
     return [_Job(run, i, n) for i, n in enumerate(nbytes)]
 
 
-def _stored_view(tensor: Tensor, perm: tuple[int, ...] | None, out: Array, label: str) -> Array | None:
-    """`out` seen with its axes in stored order, or None where that is the order wanted."""
-    rank = len(tensor.shape)
-    wanted = perm or tuple(range(rank))
-    order = tensor.order or tuple(range(rank))
-    if wanted == order:
+def _named(error: ConxError, label: str) -> ConxError:
+    return error if str(error).startswith("tensor ") else type(error)(f"{label}: {error}")
+
+
+def _decoder(reader: Reader, tensor: Tensor, binding: Binding) -> Decoder:
+    """What decodes a segment to the values or codes that the binding wants, in stored order."""
+    codec, side = _codec(reader, tensor)
+    target = binding.dtype_of(tensor)
+    meta = _meta(tensor)
+    if binding.view == CODES and binding.grid is None:
+        return codes_decoder(codec, target)
+    if binding.view == CODES and binding.grid is not None:
+        (scales,) = decode_all(reader, [Binding(tensor=binding.grid.scales)], 1)
+        return grid_decoder(tensor, codec.decoder(meta, side, DType.FLOAT32), binding.grid.axis, scales, target)
+    if target is not tensor.dtype and not (tensor.dtype in SOURCES and target in TARGETS):
+        raise FormatError(f"{tensor.dtype.label} cannot be decoded to {target.label}")
+    return codec.decoder(meta, side, target)
+
+
+def _codec(reader: Reader, tensor: Tensor) -> tuple[Codec, list[bytes]]:
+    """A tensor's codec and side streams, whose number and sizes are right."""
+    meta = _meta(tensor)
+    codec = codec_from(tensor.codec, tensor.params, meta)
+    names = codec.stream_names(meta)
+    if len(names) != len(tensor.streams):
+        raise FormatError(f"{len(tensor.streams)} main streams, the codec {tensor.codec!r} has {len(names)}")
+    sizes = codec.side_sizes(meta)
+    given = tuple(stream.size for stream in tensor.side)
+    if given != sizes:
+        raise FormatError(f"side streams of {given} bytes, the codec {tensor.codec!r} needs {sizes}")
+    return codec, reader.side(tensor)
+
+
+def _whole(reader: Reader, tensor: Tensor, binding: Binding) -> Callable[[Array], None] | None:
+    """What fills the buffer at once, where it is not made segment by segment: it is small, or seldom wanted."""
+    target = binding.dtype_of(tensor)
+    if binding.view in (SCALES, ZERO_POINTS):
+        of = scales_of if binding.view == SCALES else zero_points_of
+        found = of(tensor, *_codec(reader, tensor), binding)
+    elif binding.view == CODES and target.bits < 8:
+        found = _nibbles(reader, tensor, binding)
+    elif binding.repeat != 1:
+        (once,) = decode_all(reader, [replace(_plain(binding), repeat=1, shape=None)], 1)
+        found = np.repeat(once, binding.repeat)
+    else:
         return None
-    if tensor.dtype.bits < 8:
-        raise FormatError(f"{label}: axes of {tensor.dtype.label}, which is smaller than a byte, cannot be exchanged")
-    shaped = out.reshape([tensor.shape[axis] for axis in wanted])
-    return shaped.transpose([wanted.index(axis) for axis in order])
+    return lambda out: np.copyto(out, found.view(out.dtype))
 
 
-def _scatter(view: Array, start: int, values: Array) -> None:
-    """Put `values` at flat positions start … of `view` (any strides)."""
-    if view.ndim == 1:
-        view[start : start + values.size] = values
-        return
-    row = math.prod(view.shape[1:])
-    first, inside = divmod(start, row)
-    done = 0
-    if inside:
-        done = min(row - inside, values.size)
-        _scatter(view[first], inside, values[:done])
-        first += 1
-    rows = (values.size - done) // row
-    view[first : first + rows] = values[done : done + rows * row].reshape(rows, *view.shape[1:])
-    done += rows * row
-    if done < values.size:
-        _scatter(view[first + rows], 0, values[done:])
+def _nibbles(reader: Reader, tensor: Tensor, binding: Binding) -> Array:
+    """Codes of 4 bits: had as bytes first."""
+    source = code_type(codec_from(tensor.codec, tensor.params, _meta(tensor)), binding)
+    dims = [tensor.shape[axis] for axis in binding.perm or range(len(tensor.shape))]
+    bytewise = replace(_plain(binding), dtype=source, pad=None, shape=tuple(dims))
+    (codes,) = decode_all(reader, [bytewise], 1)
+    return nibbles(codes, source, binding.dtype_of(tensor), None if binding.pad is None else (dims[-1], binding.pad))
+
+
+def _meta(tensor: Tensor) -> TensorMeta:
+    return TensorMeta(tensor.stored_shape, tensor.dtype)
+
+
+def _plain(binding: Binding) -> Binding:
+    """The binding without where its bytes go."""
+    names = [f.name for f in dataclass_fields(Binding)]
+    return Binding(**{name: getattr(binding, name) for name in names})
 
 
 class _Work:

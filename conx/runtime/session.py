@@ -15,10 +15,12 @@ import onnxruntime
 from conx.container.header import MAGIC, begins_like_conx
 from conx.container.reader import Reader, Verify
 from conx.errors import UnsupportedError
-from conx.runtime.decode import Progress, decode_all, fill_holes
-from conx.runtime.handover import CPU, NO_REPACKING, hand_over
-from conx.runtime.installed import check_onnxruntime
+from conx.runtime.decode import STORED_LEVEL, Progress, fill_holes
+from conx.runtime.handover import NO_REPACKING
+from conx.runtime.installed import RUNTIME_ERRORS, check_onnxruntime
 from conx.runtime.options import clone_options
+from conx.runtime.trial import CPU
+from conx.runtime.ways import DEVICE_DECODE, Opening, ways
 
 __all__ = ["PRECISIONS", "InferenceSession", "is_conx"]
 
@@ -26,8 +28,9 @@ check_onnxruntime()
 
 log = logging.getLogger("conx")
 
-PRECISIONS = ("auto", "original", "fp32", "fp16")
+PRECISIONS = ("auto", "original", "fp32", "fp16", "int8")
 MEMORY = ("auto", "low")
+ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -40,9 +43,14 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         sess_options: options for the session. They are cloned, so nothing of the file is left in them; custom operator
             libraries cannot be seen in them: name those in `custom_ops`.
         providers, provider_options: as in onnxruntime.
-        precision: "original" (the model's own graph and types), "fp32", "fp16", or "auto".
+        precision: "original" (the model's own graph and types), "fp32", "fp16", "int8" (matrices stay int8 in memory),
+            or "auto", which never makes a model int8.
         memory: "low" keeps onnxruntime from making repacked copies of weights, at the price of speed, and of the last
             bits of outputs where it then computes in another order.
+        accuracy_level: of an int8 session: 4 (default) also makes activations int8, block by block, which is fastest; 1
+            and 0 compute in float32. As the attribute of onnxruntime's MatMulNBits.
+        device_decode: with CUDA, whether large matrices are decoded on the GPU by CuPy and stay there: "auto" where
+            that is possible, False never, True always or an error says why not.
         verify: "checksum" checks each chunk's zstd checksum, "full" its SHA-256 before it is decoded.
         progress: called as progress(done, total) with bytes decoded, from the opening thread.
         threads: decoding threads; None: one for each core.
@@ -51,6 +59,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 
     Attributes:
         precision: the precision that was opened.
+        opened_by: how the weights came in: "device", "memory" or "files".
 
     Raises:
         FormatError, IntegrityError: the file is damaged.
@@ -58,6 +67,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
     """
 
     precision: str
+    opened_by: str = "memory"
     # Buffers that onnxruntime refers to, and how to open the file again. Set last: until then, a session that is opened
     # again by `set_providers` still has its former ones.
     _keep: Sequence[Any] = ()
@@ -72,6 +82,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         *,
         precision: str = "auto",
         memory: str = "auto",
+        accuracy_level: int | None = None,
+        device_decode: bool | str = "auto",
         verify: str = "checksum",
         progress: Progress | None = None,
         threads: int | None = None,
@@ -81,32 +93,70 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         _check_choice("precision", precision, PRECISIONS)
         _check_choice("memory", memory, MEMORY)
         _check_choice("verify", verify, tuple(v.value for v in Verify))
+        if accuracy_level is not None:
+            _check_choice("accuracy_level", accuracy_level, ACCURACY_LEVELS)
+        _check_choice("device_decode", device_decode, DEVICE_DECODE)
         if not is_conx(path_or_bytes):
             self._pass_through(path_or_bytes, sess_options, providers, provider_options, precision, kwargs)
             return
-        options = clone_options(sess_options, custom_ops)
-        if memory == "low":
-            options.add_session_config_entry(NO_REPACKING, "1")
+
+        def own_options() -> onnxruntime.SessionOptions:
+            options = clone_options(sess_options, custom_ops)
+            if memory == "low":
+                options.add_session_config_entry(NO_REPACKING, "1")
+            return options
+
+        kwargs.setdefault("enable_fallback", 0)
         with Reader(path_or_bytes, verify=Verify(verify)) as reader:
             chosen = _choose(reader, precision)
             graph = reader.index.serving(chosen)
             assert graph is not None  # _choose answers with a precision that is there
-            model = fill_holes(reader, graph, threads)
-            arrays = decode_all(reader, graph.externals, threads, progress)
-            repacking = _repacking(options, providers, memory)
-            handed = hand_over(options, graph.externals, reader.index.tensors, arrays, repacking=repacking)
-            del arrays
-        log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
-        kwargs.setdefault("enable_fallback", 0)
-        super().__init__(model, options, providers, provider_options, **kwargs)
-        handed.until_open.clear()
+            opening = Opening(
+                reader,
+                graph,
+                model=fill_holes(reader, graph, threads, accuracy_level),
+                options=own_options,
+                providers=providers,
+                provider_options=provider_options,
+                device_decode=device_decode,
+                threads=threads,
+                progress=progress,
+                repacking=_repacking(own_options(), providers, memory),
+                level=STORED_LEVEL if accuracy_level is None else accuracy_level,
+            )
+            log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
+            keep = self._open(opening, kwargs)
         self._model_bytes = None  # onnxruntime has parsed it
-        self.precision, self._keep = chosen, handed.keep
+        self.precision, self._keep = chosen, keep
         self._again = (
             _path_only(path_or_bytes),
             sess_options,
-            {"precision": precision, "memory": memory, "verify": verify, "custom_ops": custom_ops, **kwargs},
+            {
+                "precision": precision,
+                "memory": memory,
+                "accuracy_level": accuracy_level,
+                "device_decode": device_decode,
+                "verify": verify,
+                "custom_ops": custom_ops,
+                **kwargs,
+            },
         )
+
+    def _open(self, opening: Opening, kwargs: dict[str, Any]) -> list[Any]:
+        """Open in the first way that onnxruntime takes; answers what must live as long as the session."""
+        for way in ways(opening):
+            try:
+                super().__init__(way.model, way.options, opening.providers, opening.provider_options, **kwargs)
+            except RUNTIME_ERRORS as e:
+                if not way.instead:
+                    raise
+                log.warning("onnxruntime refuses this way of opening (%s); %s", " ".join(str(e).split()), way.instead)
+            else:
+                self.opened_by = way.name
+                return way.keep
+            finally:
+                way.close()
+        raise AssertionError("the last way has no other to fall back to")
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
         """As in onnxruntime: opens the model again with other providers. A .conx is read again from its path.
@@ -192,7 +242,7 @@ def _repacking(options: onnxruntime.SessionOptions, providers: Sequence[Any] | N
         return True
 
 
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def _check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose {', '.join(map(repr, choices))}")
 

@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import conx
-from conx.runtime import session as session_module
-from conx.runtime.handover import Handed, hand_over, repacks
+from conx.runtime import ways
+from conx.runtime.handover import Handed, hand_over
+from conx.runtime.trial import is_repacked
 
 Shape = tuple[int, ...]
 
@@ -89,7 +90,39 @@ MODELS["embedding and head"].graph.initializer.append(numpy_helper.from_array(np
 
 @pytest.mark.floor
 def test_this_onnxruntime_repacks() -> None:
-    assert repacks()
+    assert is_repacked(np.dtype(np.float32), (64, 64), 4)
+    assert all(is_repacked(np.dtype(np.uint8), (64, 1, size), 4) for size in (16, 32, 64, 128, 256))
+    assert not is_repacked(np.dtype(np.uint8), (64, 1, 64), 0)
+    assert not is_repacked(np.dtype(np.float16), (64, 64), 4)
+
+
+@pytest.mark.floor
+@pytest.mark.parametrize("name", ["matmul", "gemm, transposed", "matmul in a batch", "one weight, two matmuls"])
+@pytest.mark.parametrize("settings", [{}, {"accuracy_level": 0}], ids=str)
+def test_dropped_codes_are_not_read(
+    name: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[np.ndarray[Any, Any]] = []
+
+    def recorded(*args: Any, **kwargs: Any) -> Handed:
+        found = hand_over(*args, **kwargs)
+        handed.extend(item for item in found.until_open if isinstance(item, np.ndarray))
+        return found
+
+    monkeypatch.setattr("conx.graph.int8.SMALLEST", 1)
+    onnx.save(MODELS[name], tmp_path / "model.onnx")
+    conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", lossless=True)
+    feed = {"x": np.random.default_rng(0).standard_normal(input_shape(name)).astype(np.float32)}
+    monkeypatch.setattr(ways, "hand_over", recorded)
+    session = conx.InferenceSession(
+        tmp_path / "model.conx", precision="int8", providers=["CPUExecutionProvider"], **settings
+    )
+    (want,) = session.run(None, feed)
+    assert len(handed) == (0 if settings else 1)
+    for array in handed:
+        assert array.dtype == np.uint8
+        array.fill(77)
+    np.testing.assert_array_equal(session.run(None, feed)[0], want)
 
 
 @pytest.mark.floor
@@ -106,7 +139,7 @@ def test_dropped_weights_are_not_read(name: str, tmp_path: Path, monkeypatch: py
     conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", lossless=True)
     feed = {"x": np.random.default_rng(0).standard_normal(input_shape(name)).astype(np.float32)}
     (want,) = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"]).run(None, feed)[:1]
-    monkeypatch.setattr(session_module, "hand_over", recorded)
+    monkeypatch.setattr(ways, "hand_over", recorded)
     session = conx.InferenceSession(tmp_path / "model.conx", providers=["CPUExecutionProvider"])
     for array in handed:
         array.fill(np.nan)
@@ -123,7 +156,7 @@ def test_some_weights_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         dropped.append(sum(isinstance(item, np.ndarray) for item in found.until_open))
         return found
 
-    monkeypatch.setattr(session_module, "hand_over", recorded)
+    monkeypatch.setattr(ways, "hand_over", recorded)
     for name in ("matmul", "gemm, transposed", "embedding and head", "conv"):
         onnx.save(MODELS[name], tmp_path / "model.onnx")
         conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx")

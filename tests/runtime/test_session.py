@@ -204,7 +204,7 @@ def test_a_precision_that_the_file_has_not(tmp_path: Path) -> None:
     packed = tmp_path / "m.conx"
     with pytest.raises(UnsupportedError) as caught:
         conx.InferenceSession(packed, precision="fp32")
-    assert "precision 'fp32' is not in this file, which has original; open it with one of these, or pack" in str(
+    assert "precision 'fp32' is not in this file, which has int8, original; open it with one of these, or pack" in str(
         caught.value
     )
     for precision in ("auto", "original"):
