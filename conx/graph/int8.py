@@ -7,47 +7,19 @@ gathered rows dequantized. All other weights are decoded to floats.
 Which weights have codes, and on which grid, is decided by whoever stores them (`CodeSource`).
 """
 
-import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-from conx.dtypes import DType
-from conx.graph.derived import CODES, SCALES, Derived
-from conx.graph.fp16_graph import constants_to_initializers, drop_unused, forget_defaults, inlined
-from conx.graph.lift import nested_graphs, subgraphs
-from conx.graph.names import Names
-from conx.graph.read import weight_number
+from conx.graph.coded_nodes import ACCURACY, GATHER, MICROSOFT, REWRITES, CodedNodes, CodeSource, Rewrites
+from conx.graph.derived import Derived
+from conx.graph.fp16_graph import drop_unused, forget_defaults, inlined
+from conx.graph.lift import nested_graphs
 
-__all__ = ["ACCURACY", "CodeGrid", "CodeSource", "Int8", "block_size", "coded_uses", "to_int8"]
+__all__ = ["Int8", "coded_uses", "to_int8", "with_coded_rows"]
 
-FLOAT = TensorProto.FLOAT
-MICROSOFT = "com.microsoft"
-SMALLEST = 4096  # elements; smaller matrices are not worth it
-ACCURACY = 4  # accuracy_level: activations become int8 too, block by block; a loader may replace it
 LEVEL = b"\n\x0eaccuracy_level\x18" + bytes([ACCURACY])  # the attribute in a message: its name, then its value
-BLOCKS = (256, 128, 64, 32, 16)  # what MatMulNBits takes
-
-
-@dataclass(frozen=True)
-class CodeGrid:
-    """The int8 codes that a weight has along its channels.
-
-    Attributes:
-        block: positions of the summed axis that share a scale; None: all of them.
-        made: whether codes are made of the values while loading, on a grid that is stored for it.
-    """
-
-    block: int | None = None
-    made: bool = False
-
-
-CodeSource = Callable[[int, int], CodeGrid | None]
-"""`codes(weight, axis)`: the codes of a weight whose channels lie along `axis`; None where it has none."""
 
 
 @dataclass
@@ -79,6 +51,19 @@ def to_int8(model: onnx.ModelProto, weights: int, codes: CodeSource) -> Int8:
         weights: how many weights there are: numbers of stubs beyond them are free.
         codes: what is known of them.
     """
+    return _rewritten(model, weights, codes, REWRITES)
+
+
+def with_coded_rows(model: onnx.ModelProto, weights: int, codes: CodeSource) -> Int8:
+    """Make the float32 model whose embeddings are codes, of which the gathered rows alone are dequantized.
+
+    That gives the very same values, from a quarter of the memory. Arguments as of `to_int8`; `codes` should answer None
+    for weights that are not only gathered from, which would be there twice.
+    """
+    return _rewritten(model, weights, codes, {GATHER: REWRITES[GATHER]})
+
+
+def _rewritten(model: onnx.ModelProto, weights: int, codes: CodeSource, rewrites: Rewrites) -> Int8:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     made.ClearField("training_info")
@@ -86,7 +71,7 @@ def to_int8(model: onnx.ModelProto, weights: int, codes: CodeSource) -> Int8:
         made = inlined(made)
     if made.ir_version < 4:  # there, every initializer is an input too, and as constant as any
         forget_defaults(made.graph)
-    run = _Pass(made, weights, codes)
+    run = CodedNodes(made, weights, codes, rewrites)
     run.graph(made.graph, {})
     if run.derived:
         drop_unused(made.graph, {})
@@ -100,208 +85,3 @@ def coded_uses(model: onnx.ModelProto) -> list[tuple[int, int]]:
     seen: dict[tuple[int, int], None] = {}
     to_int8(model, 0, lambda weight, axis: seen.setdefault((weight, axis)))
     return list(seen)
-
-
-def block_size(length: int, block: int | None) -> int | None:
-    """The block size of MatMulNBits that costs the fewest bytes of padding and scales; the largest of equals.
-
-    Args:
-        length: positions of the axis that is summed over.
-        block: positions that share a scale as they are stored; None: all. Blocks must not straddle these.
-    """
-    fits = [b for b in BLOCKS if block is None or b == block or (block % b == 0 and length % block == 0)]
-    return min(fits, key=lambda b: -(-length // b) * (b + 4), default=None)
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """A value that is a weight with its axes moved.
-
-    `home` is the graph that holds the weight, the `place`-th that was walked, under the name `name`.
-    """
-
-    number: int
-    dims: tuple[int, ...]
-    perm: tuple[int, ...]
-    home: onnx.GraphProto
-    place: int
-    name: str
-
-    def turned(self, perm: tuple[int, ...]) -> "_Weight":
-        """With its axes in another order."""
-        return replace(self, perm=perm)
-
-
-_Scope = dict[str, _Weight | None]
-
-
-class _Pass:
-    def __init__(self, model: onnx.ModelProto, weights: int, codes: CodeSource) -> None:
-        self.weights, self.codes = weights, codes
-        self.names = Names(model.graph)
-        self.derived: list[Derived] = []
-        self.known: dict[tuple[object, ...], str] = {}
-        self.graphs = 0
-
-    def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
-        place = self.graphs
-        self.graphs += 1
-        scope = dict(outer)
-        scope.update(dict.fromkeys((v.name for v in graph.input), None))
-        fixed = {v.name for v in (*graph.input, *graph.output)}
-        constants_to_initializers(graph, fixed)
-        for tensor in list(graph.initializer):
-            number = weight_number(tensor)
-            usable = number is not None and tensor.data_type == FLOAT and tensor.name not in fixed
-            scope[tensor.name] = None
-            if usable and number is not None:
-                dims = tuple(tensor.dims)
-                scope[tensor.name] = _Weight(number, dims, tuple(range(len(dims))), graph, place, tensor.name)
-        nodes: list[onnx.NodeProto] = []
-        for node in list(graph.node):
-            for sub in subgraphs(node):
-                self.graph(sub, scope)
-            made = self.node(node, [scope.get(name) for name in node.input])
-            moved = _moved(node, scope)
-            scope.update(dict.fromkeys(node.output, None))
-            if moved is not None:
-                scope[node.output[0]] = moved
-            nodes += [node] if made is None else made
-        del graph.node[:]
-        graph.node.extend(nodes)
-
-    def node(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
-        """What takes the place of a node; None: it stays."""
-        rewrite = _REWRITES.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
-        return None if rewrite is None else rewrite(self, node, inputs)
-
-    def matmul(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
-        """MatMul(A, weight)."""
-        return self.product(node.input[0], inputs[1], False, node.output[0]) if len(inputs) == 2 else None
-
-    def fused_matmul(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
-        """FusedMatMul(A, weight), unless A is transposed."""
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        if len(inputs) != 2 or any(given.get(k) for k in ("transA", "transBatchA", "transBatchB")):
-            return None
-        alpha = given.get("alpha", 1.0)
-        last = node.output[0] if alpha == 1 else self.names.fresh(node.output[0], "product")
-        nodes = self.product(node.input[0], inputs[1], bool(given.get("transB")), last)
-        if nodes is not None and alpha != 1:
-            nodes += self.scaled(last, alpha, node.output[0])
-        return nodes
-
-    def gemm(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
-        """Alpha * A * weight + beta * C."""
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        first, output = node.input[0], node.output[0]
-        added = node.input[2] if len(node.input) > 2 else ""
-        alpha, beta = given.get("alpha", 1.0), given.get("beta", 1.0)
-        before: list[onnx.NodeProto] = []
-        if given.get("transA"):
-            first = self.names.fresh(output, "transposed")
-            before.append(helper.make_node("Transpose", [node.input[0]], [first], perm=[1, 0]))
-        product = self.names.fresh(output, "product") if added or alpha != 1 else output
-        nodes = self.product(first, inputs[1], bool(given.get("transB")), product)
-        if nodes is None:
-            return None
-        nodes = before + nodes
-        if alpha != 1:
-            scaled = self.names.fresh(output, "scaled") if added else output
-            nodes += self.scaled(product, alpha, scaled)
-            product = scaled
-        if added and beta != 1:
-            term = self.names.fresh(output, "term")
-            nodes += self.scaled(added, beta, term)
-            added = term
-        if added:
-            nodes.append(helper.make_node("Add", [product, added], [output]))
-        return nodes
-
-    def gather(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
-        """Gather of rows: of their codes and of their scales."""
-        weight = inputs[0]
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        if weight is None or len(weight.dims) < 2 or weight.perm != tuple(range(len(weight.dims))):
-            return None
-        if axis not in (0, -len(weight.dims)) or math.prod(weight.dims) < SMALLEST:
-            return None
-        grid = self.codes(weight.number, 0)
-        if grid is None or grid.block is not None:
-            return None
-        output, rows = node.output[0], weight.dims[0]
-        codes = self.initializer(weight, grid, CODES, DType.INT8, weight.dims)
-        scales = self.initializer(weight, grid, SCALES, DType.FLOAT32, (rows,) + (1,) * (len(weight.dims) - 1))
-        picked, floats, factors = (self.names.fresh(output, part) for part in ("codes", "floats", "scales"))
-        return [
-            helper.make_node("Gather", [codes, node.input[1]], [picked], axis=0),
-            helper.make_node("Cast", [picked], [floats], to=FLOAT),
-            helper.make_node("Gather", [scales, node.input[1]], [factors], axis=0),
-            helper.make_node("Mul", [floats, factors], [output]),
-        ]
-
-    def product(self, first: str, weight: _Weight | None, transposed: bool, output: str) -> list[onnx.NodeProto] | None:
-        """`output` = `first` times the weight, or its transpose; None where it has no codes."""
-        if weight is None or len(weight.dims) != 2 or math.prod(weight.dims) < SMALLEST:
-            return None
-        summed, channels = weight.perm[::-1] if transposed else weight.perm
-        grid = self.codes(weight.number, channels)
-        length, width = weight.dims[summed], weight.dims[channels]
-        size = None if grid is None else block_size(length, grid.block)
-        if grid is None or size is None:
-            return None
-        blocks = -(-length // size)
-        turned = weight.turned((channels, summed))
-        codes = self.initializer(turned, grid, CODES, DType.UINT8, (width, blocks, size), blocks * size)
-        scales = self.initializer(turned, grid, SCALES, DType.FLOAT32, (width, blocks))
-        made = helper.make_node("MatMulNBits", [first, codes, scales], [output], domain=MICROSOFT)
-        values = {"K": length, "N": width, "bits": 8, "block_size": size, "accuracy_level": ACCURACY}
-        made.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
-        return [made]
-
-    def scaled(self, value: str, factor: float, output: str) -> list[onnx.NodeProto]:
-        """`output` = `value` times a number."""
-        constant = self.names.fresh(output, "factor")
-        tensor = numpy_helper.from_array(np.array(factor, np.float32), constant)
-        return [
-            helper.make_node("Constant", [], [constant], value=tensor),
-            helper.make_node("Mul", [value, constant], [output]),
-        ]
-
-    def initializer(
-        self, weight: _Weight, grid: CodeGrid, view: str, dtype: DType, shape: tuple[int, ...], pad: int | None = None
-    ) -> str:
-        """The name of the weight's codes or scales, beside the weight itself; each form is there once."""
-        key = (weight.place, weight.name, view, dtype, shape, weight.perm)
-        name = self.known.get(key)
-        if name is None:
-            name = self.known[key] = self.names.fresh(weight.name, view)
-            axis = weight.perm[0] if grid.made else None
-            number = self.weights + len(self.derived)
-            made = Derived(number, name, dtype, shape, weight.number, view, weight.perm, pad, axis)
-            self.derived.append(made)
-            weight.home.initializer.append(made.stub())
-        return name
-
-
-_REWRITES = {
-    ("", "MatMul"): _Pass.matmul,
-    ("", "Gemm"): _Pass.gemm,
-    ("", "Gather"): _Pass.gather,
-    (MICROSOFT, "FusedMatMul"): _Pass.fused_matmul,
-}
-
-
-def _moved(node: onnx.NodeProto, scope: _Scope) -> _Weight | None:
-    """The weight that a node's output is, where it only moves axes."""
-    weight = scope.get(node.input[0]) if node.input else None
-    if weight is None or node.domain not in ("", "ai.onnx"):
-        return None
-    if node.op_type == "Identity":
-        return weight
-    if node.op_type != "Transpose":
-        return None
-    turn = next((list(a.ints) for a in node.attribute if a.name == "perm"), [*reversed(range(len(weight.perm)))])
-    if sorted(turn) != list(range(len(weight.perm))):
-        return None
-    return weight.turned(tuple(weight.perm[i] for i in turn))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from conx.codecs.base import Codec, TensorMeta
 from conx.codecs.linear import Linear
-from conx.graph.int8 import CodeGrid
+from conx.graph.coded_nodes import CodeGrid
 from conx.graph.read import Weight
 from conx.graph.ties import Tie
 
@@ -39,7 +39,7 @@ class CodedUses:
 
 
 class Codes:
-    """Answers which codes a weight has, for `conx.graph.int8`.
+    """Answers which codes a weight has, for `conx.graph.coded_nodes`.
 
     Args:
         weights: the model's.

@@ -8,17 +8,21 @@ from typing import Any, TypeVar
 from conx.container.records import RUN, SOURCE, External, Graph, Hole, Stream
 from conx.container.writer import Writer
 from conx.dtypes import DType
+from conx.graph.coded_nodes import CodeGrid
 from conx.graph.derived import Derived
 from conx.graph.facts import computes_in_floats
 from conx.graph.fp16 import to_float16
-from conx.graph.int8 import coded_uses, to_int8
+from conx.graph.int8 import Int8, coded_uses, to_int8, with_coded_rows
 from conx.graph.read import SourceModel
 from conx.graph.skeleton import Skeleton, run_skeleton, source_skeleton
+from conx.graph.uses import weight_uses
 from conx.packing.bindings import Bindings
 from conx.packing.codes import Codes
 from conx.packing.settings import Settings
 
 __all__ = ["coded_weights", "write_graphs"]
+
+WORTH_CODES = 1 << 18  # elements of an embedding from which its codes are kept instead of its values
 
 log = logging.getLogger("conx")
 
@@ -55,7 +59,12 @@ def write_graphs(
         served = {"fp32"} & set(settings.precisions)
         if small is not None and not small.derived:
             served |= {"int8"}
+        rows = _attempt(source, "float32", lambda: _with_coded_rows(source, codes)) if "fp32" in served else None
+        if rows is not None and rows.derived:
+            served.remove("fp32")
         variants = [_Variant(_serving(served), run_skeleton(source.proto, weights))]
+        if rows is not None and rows.derived:
+            variants.append(_Variant(("fp32",), run_skeleton(rows.model, [*weights, *rows.derived]), rows.derived))
         if half is not None:
             variants.append(_Variant(("fp16",), run_skeleton(half.model, weights)))
         if small is not None and small.derived:
@@ -69,6 +78,18 @@ def write_graphs(
             streams[message] = writer.add_graph(message)
         graphs.append(_record(bindings, variant, streams[message]))
     return graphs, half.wide if half is not None else {}
+
+
+def _with_coded_rows(source: SourceModel, codes: Codes) -> Int8:
+    """The float32 model with its large embeddings as the codes that are stored, where nothing else uses them."""
+    uses = weight_uses(source)
+
+    def stored(number: int, axis: int) -> CodeGrid | None:
+        gathered = all((use.op_type, use.slot) == ("Gather", 0) for use in uses[number])
+        grid = codes(number, axis) if gathered and source.weights[number].count >= WORTH_CODES else None
+        return None if grid is None or grid.made else grid
+
+    return with_coded_rows(source.proto, len(source.weights), stored)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import conx
-from conx.graph.int8 import block_size
+from conx.graph.coded_nodes import block_size
 from conx.graph.lift import nested_graphs
 from tests.builders import CPU, model, normal, save
 from tests.packing.kit import Packed, pack
@@ -201,6 +201,28 @@ def test_int8_from_a_lossless_file(name: str, tmp_path: Path) -> None:
     session = conx.InferenceSession(packed.path, precision="int8", providers=CPU, **level(counted))
     for feed in feeds(made):
         close(session.run(None, feed), run(made, feed), 0.02)
+
+
+def test_embeddings_stay_codes_at_float32_too(tmp_path: Path) -> None:
+    """The rows that are gathered are dequantized: the same bits as when the embedding was decoded."""
+    text = """
+    g (int64[n] i) => (float[n, 512] y) {
+        a = Gather(w, i) b = Gather(v, i) c = Gather(shared, i) d = MatMul(a, shared) e = Add(b, c) y = Add(d, e)
+    }"""
+    weights = {"w": normal(700, 512), "v": normal(9, 512, seed=1), "shared": normal(512, 512, seed=2)}
+    packed = pack(model(text, weights), tmp_path)
+    made = packed.unpack(precision="fp32")
+    onnx.checker.check_model(made)
+    held = {t.name: tuple(t.dims) for t in made.graph.initializer if t.data_type == onnx.TensorProto.INT8}
+    assert held == {"w/codes": (700, 512)}
+    assert "w" not in {t.name for t in made.graph.initializer}
+    session = conx.InferenceSession(packed.path, providers=CPU)
+    plain = conx.InferenceSession(packed.path, precision="original", providers=CPU)
+    assert session.precision == "fp32"
+    feed = {"i": np.array([0, 8, -1, 3, 3])}
+    np.testing.assert_array_equal(session.run(None, feed)[0], plain.run(None, feed)[0])
+    exact = pack(model(text, weights), tmp_path, name="exact", lossless=True).unpack(precision="fp32")
+    assert operators(exact) == operators(model(text, weights))
 
 
 def test_codes_made_while_loading_are_those_of_quantize_linear(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_dropped_codes_are_not_read(
         handed.extend(item for item in found.until_open if isinstance(item, np.ndarray))
         return found
 
-    monkeypatch.setattr("conx.graph.int8.SMALLEST", 1)
+    monkeypatch.setattr("conx.graph.coded_nodes.SMALLEST", 1)
     onnx.save(MODELS[name], tmp_path / "model.onnx")
     conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", lossless=True)
     feed = {"x": np.random.default_rng(0).standard_normal(input_shape(name)).astype(np.float32)}
