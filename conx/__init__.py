@@ -14,6 +14,7 @@ from conx._version import __version__
 from conx.errors import ConxError, FormatError, IntegrityError, ModelError, UnsupportedError
 
 if TYPE_CHECKING:
+    from conx.arrays import dequantize_array
     from conx.checking import check
     from conx.inspection import inspect
     from conx.packing.pipeline import pack
@@ -33,6 +34,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "check",
+    "dequantize_array",
     "inspect",
     "pack",
     "unpack",
@@ -44,6 +46,7 @@ _HOMES = {
     "InferenceSession": ("conx.runtime.session", "cpu"),
     "PackReport": ("conx.packing.report", "pack"),
     "check": ("conx.checking", ""),
+    "dequantize_array": ("conx.arrays", ""),
     "inspect": ("conx.inspection", ""),
     "pack": ("conx.packing.pipeline", "pack"),
     "unpack": ("conx.unpacking", "pack"),

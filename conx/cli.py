@@ -19,6 +19,7 @@ from conx.report import bytes_text, table
 if TYPE_CHECKING:
     from conx.inspection import ModelInfo
     from conx.packing.report import PackReport
+    from conx.verification import VerifyReport
 
 __all__ = ["main"]
 
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="graphs to make beside the model's own (default: %(default)s)",
     )
+    pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
     pack.add_argument("--json", action="store_true", help="print the report as JSON")
     _add_work(pack)
 
@@ -173,6 +175,7 @@ def _pack(args: argparse.Namespace) -> None:
             keep=args.keep,
             overrides=rules,
             precisions=[name for name in args.precisions.split(",") if name],
+            verify=not args.no_verify,
             threads=args.threads,
             progress=progress,
         )
@@ -208,6 +211,29 @@ def _print_report(report: "PackReport") -> None:
         f"{report.source} {bytes_text(report.source_bytes)} -> {report.path} {bytes_text(report.bytes)}"
         f" ({report.ratio:.3f}) in {report.seconds:.1f} s; {exact}"
     )
+    if report.outputs is not None:
+        print("\nOutputs on random inputs, against the model's:")
+        _print_errors(report.outputs)
+    elif report.unmeasured != "not asked for":
+        print(f"Outputs were not compared: {report.unmeasured}")
+
+
+def _print_errors(report: "VerifyReport") -> None:
+    head = ["precision", "output", "cosine", "error (rms)", "largest", "top-1", "equal", "NaN/Inf"]
+    rows = [
+        [
+            e.precision,
+            e.output,
+            f"{e.cosine:.7f}",
+            f"{e.rms:.2e}",
+            f"{e.peak:.2e}",
+            "" if e.top1 is None else f"{e.top1:.3f}",
+            f"{e.equal:.3f}",
+            str(e.nonfinite),
+        ]
+        for e in report.errors
+    ]
+    print(table(head, rows))
 
 
 def _unpack(args: argparse.Namespace) -> None:
@@ -285,21 +311,7 @@ def _verify(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(report.to_dict(), indent=1))
     else:
-        head = ["precision", "output", "cosine", "error (rms)", "largest", "top-1", "equal", "NaN/Inf"]
-        rows = [
-            [
-                e.precision,
-                e.output,
-                f"{e.cosine:.7f}",
-                f"{e.rms:.2e}",
-                f"{e.peak:.2e}",
-                "" if e.top1 is None else f"{e.top1:.3f}",
-                f"{e.equal:.3f}",
-                str(e.nonfinite),
-            ]
-            for e in report.errors
-        ]
-        print(table(head, rows))
+        _print_errors(report)
     worst = report.worst()
     if args.max_error is not None and (worst.nonfinite or not worst.rms <= args.max_error):
         raise ConxError(

@@ -75,6 +75,7 @@ def verify(
     samples: int = 4,
     seed: int = 0,
     providers: Sequence[Any] | None = None,
+    threads: int | None = None,
 ) -> VerifyReport:
     """Run a .conx file and the model that it was packed from, and compare their outputs.
 
@@ -87,6 +88,7 @@ def verify(
         samples: number of random inputs.
         seed: of the random inputs.
         providers: onnxruntime's; None: the CPU.
+        threads: of each session; None: onnxruntime's choice.
 
     Raises:
         ModelError: onnxruntime cannot open the original or run it on the inputs, or the file's outputs have other names
@@ -95,7 +97,7 @@ def verify(
     """
     wanted = list(precisions) if precisions is not None else list(inspect(path).precisions)
     used = list(providers or ["CPUExecutionProvider"])
-    original = _open_original(against, used)
+    original = _open_original(against, used, threads)
     names = [output.name for output in original.get_outputs()]
     if inputs is None:
         feeds, want = _run_generated(original, names, seed, samples, os.fspath(against))
@@ -105,7 +107,7 @@ def verify(
     del original
     errors: list[OutputError] = []
     for precision in wanted:
-        session = InferenceSession(path, precision=precision, providers=used)
+        session = InferenceSession(path, _options(threads), precision=precision, providers=used)
         got = _run(session, names, feeds, f"{os.fspath(path)} at precision {precision}")
         for i, name in enumerate(names):
             errors.append(_compare(precision, name, [run[i] for run in want], [run[i] for run in got]))
@@ -116,9 +118,16 @@ def verify(
 _RUN_ERRORS: tuple[type[Exception], ...] = (*RUNTIME_ERRORS, ValueError)
 
 
-def _open_original(path: str | os.PathLike[str], providers: list[Any]) -> InferenceSession:
+def _options(threads: int | None) -> Any:
+    options = quiet_options()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def _open_original(path: str | os.PathLike[str], providers: list[Any], threads: int | None) -> InferenceSession:
     try:
-        return InferenceSession(path, quiet_options(), providers=providers)
+        return InferenceSession(path, _options(threads), providers=providers)
     except RUNTIME_ERRORS as e:
         raise ModelError(f"{os.fspath(path)}: onnxruntime cannot open it: {e}") from None
 

@@ -25,20 +25,32 @@ LAYERS: dict[str, set[str]] = {
     "quantize": BOTTOM | {"codecs"},
     "graph": STORE | {"quantize"},  # the ONNX side, pack time only
     "runtime": STORE,  # load time: never graph or quantize
+    "arrays": BOTTOM | {"codecs", "runtime"},
     "checking": STORE | {"runtime"},
     "inspection": STORE | {"graph"},
     "unpacking": STORE | {"graph", "runtime"},
-    "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection"},
+    "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection", "verification"},
     "report": set(),
     "feeds": {"errors"},
     "verification": {"errors", "feeds", "inspection", "runtime"},
     # What follows uses conx as anybody does, by its public names.
     "demo": {"__init__", "errors", "report"},
-    "cli": {"__init__", "errors", "report", "inspection", "packing", "verification", "demo"},
+    "doctor": {"__init__", "errors", "report", "runtime"},
+    "cli": {"__init__", "errors", "report", "inspection", "packing", "verification", "demo", "doctor"},
     "__main__": {"cli"},
     # The public names. Only _version and errors are really imported, the others when they are first asked for: see
     # test_import_conx_loads_nothing_heavy.
-    "__init__": {"_version", "errors", "runtime", "checking", "inspection", "unpacking", "packing", "verification"},
+    "__init__": {
+        "_version",
+        "errors",
+        "arrays",
+        "runtime",
+        "checking",
+        "inspection",
+        "unpacking",
+        "packing",
+        "verification",
+    },
 }
 
 # The one place of each heavy package.
@@ -53,9 +65,14 @@ HOMES = {
 
 # Imports inside functions: (in, of) and why. Nothing else may, least of all to dodge a cycle.
 LATE_IMPORTS = {
+    ("conx.arrays", "conx.runtime.cuda"): "optional",
     ("conx.cli", "conx.demo"): "a command imports its own part only",
+    ("conx.cli", "conx.doctor"): "a command imports its own part only",
     ("conx.cli", "rich"): "optional",
+    ("conx.doctor", "conx.runtime"): "it tells what is missing where onnxruntime is",
     ("conx.inspection", "conx.graph"): "a .conx file is inspected without onnx",
+    ("conx.runtime.diagnosis", "conx.runtime.cuda.cupy_device"): "optional",
+    ("conx.runtime.ways", "conx.runtime.cuda.cupy_device"): "optional",
 }
 
 # Who may import by a name made at run time: only the table of public names. Data in a file never triggers an import.

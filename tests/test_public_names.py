@@ -10,7 +10,7 @@ import pytest
 
 import conx
 
-FUNCTIONS = ["pack", "unpack", "inspect", "check", "verify"]
+FUNCTIONS = ["pack", "unpack", "inspect", "check", "verify", "dequantize_array"]
 CLASSES = [
     "InferenceSession",
     "PackReport",

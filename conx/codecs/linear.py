@@ -15,7 +15,7 @@ from conx.codecs.symbols import PACKS, pack_codes, stream_names, stream_sizes, u
 from conx.dtypes import DType
 from conx.errors import FormatError
 
-__all__ = ["Linear", "log8_scales", "pack_codes", "unpack_codes"]
+__all__ = ["Linear", "linear_writer", "log8_scales", "pack_codes", "unpack_codes"]
 
 _CODES = {DType.INT8: (-128, 127), DType.UINT8: (0, 255)}
 
@@ -151,7 +151,7 @@ class Linear:
         check_side(self.id, side, self.side_sizes(meta))
         scales, zero_points = self.scales_from(side), self.zero_points_from(side)
         with np.errstate(all="ignore"):
-            write = _writer(self.layout(meta), scales, zero_points, target)
+            write = linear_writer(self.layout(meta), scales, zero_points, target)
 
         def decode(start: int, count: int, streams: Sequence[Buffer], out: Array) -> None:
             check_out(out, count, target)
@@ -166,14 +166,26 @@ class Linear:
         return decode
 
 
-def _writer(layout: Layout, scales: Array, zero_points: Array, target: DType) -> Callable[[Array, int, Array], None]:
-    """A function of codes, the place of the first of them, and `out`, which it fills with their values in `target`."""
+def linear_writer(
+    layout: Layout, scales: Array, zero_points: Array, target: DType
+) -> Callable[[Array, int, Array], None]:
+    """A function of codes, the place of the first of them, and `out`, which it fills with their values in `target`.
+
+    The caller silences floating-point warnings, here and there.
+
+    Args:
+        layout: which scale belongs to which code.
+        scales: float32, flat.
+        zero_points: int8 or uint8, as the codes: one for each scale, or one.
+        target: float32, float16 or bfloat16.
+    """
     in_float32 = _float32_writer(layout, scales, zero_points)
     if target is DType.FLOAT32:
         return in_float32
     if target is DType.FLOAT16 and layout.count == 1:
         singles, table = np.empty(256, "<f4"), np.empty(256, "<f2")
-        in_float32(np.arange(256, dtype=np.uint8).view(zero_points.dtype), 0, singles)
+        every = np.arange(256, dtype=np.uint8).view(zero_points.dtype)
+        _float32_writer(Layout.whole(every.shape), scales, zero_points)(every, 0, singles)
         convert(singles, DType.FLOAT32, target, table)
 
         def look_up(codes: Array, _start: int, out: Array) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
@@ -127,7 +128,7 @@ class Writer:
         graphs: Iterable[Graph],
         tensors: Iterable[Tensor],
         metadata: Mapping[str, Any],
-        verify: Callable[[Path], object] | None = None,
+        verify: Callable[[Path], Mapping[str, Any] | None] | None = None,
     ) -> bytes:
         """Puts the file together, and in its place.
 
@@ -136,7 +137,8 @@ class Writer:
             graphs: With the streams that `add_graph` gave.
             tensors: With the streams that `add_stream` and `add_segments` gave.
             metadata: What canonical msgpack can hold.
-            verify: Called with the finished file under its temporary name; an exception keeps it from its place.
+            verify: Called with the finished file under its temporary name; an exception keeps it from its place. What it
+                answers is added to the metadata: the file is put together again.
 
         Returns:
             The file_id.
@@ -156,8 +158,10 @@ class Writer:
             pages, frames = self._make_pages()
             index = Index(tuple(sorted(set(features))), tuple(graphs), tuple(tensors), pages, metadata)
             header = self._assemble(index, frames)
-            if verify is not None:
-                verify(self._target.temporary)
+            found = verify(self._target.temporary) if verify is not None else None
+            if found:
+                self._target.discard()
+                header = self._assemble(replace(index, metadata={**metadata, **found}), frames)
             self._target.commit()
         finally:
             self.abort()

@@ -35,19 +35,21 @@ from conx.packing.codes import Coded, CodedUses, Codes, serves
 from conx.packing.graphs import coded_weights, write_graphs
 from conx.packing.lookahead import ordered_map
 from conx.packing.measure import WeightError, decoded, measure
+from conx.packing.outputs import measure_outputs, to_metadata
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import PRECISIONS, Settings, make_settings
 from conx.packing.tensors import write_scales, write_tensor
 from conx.quantize.grid import peak_scales
 from conx.quantize.rules import Rule
 from conx.runtime.decode import Progress, thread_count
+from conx.verification import VerifyReport
 
 __all__ = ["pack"]
 
 IN_FLIGHT = 1 << 26  # bytes of weights that are worked on at once, beyond the one that is needed next
 
 
-def pack(
+def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
@@ -60,6 +62,7 @@ def pack(
     threads: int | None = None,
     progress: Progress | None = None,
     precisions: Sequence[str] = PRECISIONS,
+    verify: bool = True,
     external_above: int = MESSAGE_MAX,
 ) -> PackReport:
     """Pack an ONNX model into a .conx file.
@@ -79,6 +82,8 @@ def pack(
         threads: threads for coding; default: one for each core. The file does not depend on it.
         progress: called as progress(done, total) with bytes of weights read; each is read twice.
         precisions: which graphs to make beside the model's own: "fp32", "fp16", "int8"; they share the weights.
+        verify: whether the file's outputs are measured against the model's, on random inputs. Needed for "fp16" to be
+            chosen by itself. Models above 512 MiB are never run while packing.
         external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
 
     Raises:
@@ -94,7 +99,7 @@ def pack(
         check_inline_tensors(source)
         if target.exists() and any(target.samefile(file.path) for file in source.files.values()):
             raise ValueError(f"{target}: is a data file of the model; name another output")
-        return _Packing(source, target, settings, thread_count(threads), progress).run()
+        return _Packing(source, target, settings, thread_count(threads), progress, verify).run()
 
 
 @dataclass(frozen=True)
@@ -110,12 +115,21 @@ class _Stored:
 
 class _Packing:
     def __init__(
-        self, source: SourceModel, target: Path, settings: Settings, threads: int, progress: Progress | None
+        self,
+        source: SourceModel,
+        target: Path,
+        settings: Settings,
+        threads: int,
+        progress: Progress | None,
+        verify: bool,
     ) -> None:
         self.source, self.target, self.settings, self.threads = source, target, settings, threads
         self.total = 2 * sum(w.nbytes for w in source.weights)
         self.done = 0
         self.progress = progress
+        self.verify = verify
+        self.outputs: VerifyReport | None = None
+        self.unmeasured = "" if verify else "not asked for"
 
     def run(self) -> PackReport:
         begun = time.perf_counter()
@@ -147,7 +161,8 @@ class _Packing:
             graphs, wide = write_graphs(writer, self.source, bindings, codes, self.settings)
             features = sorted({DRAFT} | {f"codec:{t.codec}" for t in tensors})
             writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify)
-        return make_report(self.source.path, self.target, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        return make_report(self.source.path, self.target, seconds, self.outputs, self.unmeasured)
 
     def _names(self) -> list[str]:
         return [w.name for w in self.source.weights]
@@ -203,10 +218,14 @@ class _Packing:
             "settings": self.settings.to_map(),
         }
 
-    def _verify(self, path: Path) -> None:
-        """Reopen what was written: every chunk's hash, every graph, and every tensor decoded."""
+    def _verify(self, path: Path) -> Mapping[str, Any] | None:
+        """Reopen what was written: every chunk's hash, every graph, every tensor decoded, and its outputs."""
         with Reader(path, verify=Verify.FULL) as reader:
             reader.check()
             for graph in reader.index.graphs:
                 reader.graph(graph)
             verify_tensors(reader, self.threads)
+        if not self.verify:
+            return None
+        self.outputs, self.unmeasured = measure_outputs(path, self.source)
+        return None if self.outputs is None else to_metadata(self.outputs)

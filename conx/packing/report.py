@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conx.inspection import TensorInfo, inspect
+from conx.verification import VerifyReport
 
 __all__ = ["KindRow", "PackReport", "make_report"]
 
@@ -37,6 +38,8 @@ class PackReport:
         lossless: whether every weight is bit for bit the original.
         tensors: what was stored; `error` is the root mean square error over that of the weight.
         by_kind: the same summed up by codec, with the graphs and the index.
+        outputs: errors of the outputs at each precision; None where they were not measured.
+        unmeasured: why not.
     """
 
     source: Path
@@ -47,6 +50,8 @@ class PackReport:
     lossless: bool
     tensors: tuple[TensorInfo, ...] = field(repr=False)
     by_kind: tuple[KindRow, ...] = field(repr=False)
+    outputs: VerifyReport | None = field(repr=False, default=None)
+    unmeasured: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,14 +63,23 @@ class PackReport:
         return self.bytes / self.source_bytes if self.source_bytes else 1.0
 
 
-def make_report(source: Path, path: Path, seconds: float) -> PackReport:
+def make_report(source: Path, path: Path, seconds: float, outputs: VerifyReport | None, unmeasured: str) -> PackReport:
     """The report of a file that was just written."""
     info = inspect(path)
     kinds = sorted({t.codec for t in info.tensors})
     rows = [_row(kind, [t for t in info.tensors if t.codec == kind]) for kind in kinds]
     rows += [KindRow(kind, 0, 0, info.by_codec[kind], 0.0, 0.0, "") for kind in ("graphs", "index")]
     return PackReport(
-        source, path, info.source_bytes, info.file_bytes, seconds, info.lossless, info.tensors, tuple(rows)
+        source=source,
+        path=path,
+        source_bytes=info.source_bytes,
+        bytes=info.file_bytes,
+        seconds=seconds,
+        lossless=info.lossless,
+        tensors=info.tensors,
+        by_kind=tuple(rows),
+        outputs=outputs,
+        unmeasured=unmeasured,
     )
 
 

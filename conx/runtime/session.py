@@ -30,6 +30,16 @@ log = logging.getLogger("conx")
 
 PRECISIONS = ("auto", "original", "fp32", "fp16", "int8")
 MEMORY = ("auto", "low")
+# Where float16 is fast. Elsewhere it is computed in float32, with casts.
+GPU = {
+    "CUDAExecutionProvider",
+    "DmlExecutionProvider",
+    "MIGraphXExecutionProvider",
+    "NvTensorRTRTXExecutionProvider",
+    "ROCMExecutionProvider",
+    "TensorrtExecutionProvider",
+    "WebGpuExecutionProvider",
+}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
@@ -44,7 +54,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             libraries cannot be seen in them: name those in `custom_ops`.
         providers, provider_options: as in onnxruntime.
         precision: "original" (the model's own graph and types), "fp32", "fp16", "int8" (matrices stay int8 in memory),
-            or "auto", which never makes a model int8.
+            or "auto": "original" for a lossless file and a quantized model, else "fp16" where a GPU's provider comes
+            first and the error measured when packing allows it, else "fp32".
         memory: "low" keeps onnxruntime from making repacked copies of weights, at the price of speed, and of the last
             bits of outputs where it then computes in another order.
         accuracy_level: of an int8 session: 4 (default) also makes activations int8, block by block, which is fastest; 1
@@ -108,7 +119,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
 
         kwargs.setdefault("enable_fallback", 0)
         with Reader(path_or_bytes, verify=Verify(verify)) as reader:
-            chosen = _choose(reader, precision)
+            chosen = _choose(reader, precision, _names(sess_options, providers))
             graph = reader.index.serving(chosen)
             assert graph is not None  # _choose answers with a precision that is there
             opening = Opening(
@@ -121,7 +132,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
                 device_decode=device_decode,
                 threads=threads,
                 progress=progress,
-                repacking=_repacking(own_options(), providers, memory),
+                repacking=memory != "low" and _repacking(sess_options, _names(sess_options, providers)),
                 level=STORED_LEVEL if accuracy_level is None else accuracy_level,
             )
             log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
@@ -216,11 +227,17 @@ def is_conx(source: Source) -> bool:
     return begins_like_conx(head)
 
 
-def _choose(reader: Reader, precision: str) -> str:
+def _choose(reader: Reader, precision: str, providers: Sequence[str]) -> str:
     available = sorted(p for graph in reader.index.graphs for p in graph.precisions)
     if precision == "auto":
-        lossless = reader.index.metadata.get("lossless") is True
-        precision = "fp32" if "fp32" in available and not lossless else "original"
+        metadata = reader.index.metadata
+        passed = metadata.get("passed")
+        if metadata.get("lossless") is True or "fp32" not in available:
+            precision = "original"
+        elif providers[:1] and providers[0] in GPU and isinstance(passed, list) and "fp16" in passed:
+            precision = "fp16" if "fp16" in available else "fp32"
+        else:
+            precision = "fp32"
     if precision not in available:
         raise UnsupportedError(
             f"precision {precision!r} is not in this file, which has {', '.join(available) or 'none'};"
@@ -229,13 +246,19 @@ def _choose(reader: Reader, precision: str) -> str:
     return precision
 
 
-def _repacking(options: onnxruntime.SessionOptions, providers: Sequence[Any] | None, memory: str) -> bool:
+def _names(options: onnxruntime.SessionOptions | None, providers: Sequence[Any] | None) -> list[str]:
+    """The providers asked for, in their order; none where they are in the options, unseen from Python."""
+    if options is not None and options.has_providers():
+        return []
+    return [p if isinstance(p, str) else p[0] for p in providers or onnxruntime.get_available_providers()]
+
+
+def _repacking(options: onnxruntime.SessionOptions | None, providers: Sequence[str]) -> bool:
     """Whether the CPU provider alone will run the graph, with repacking on."""
-    if memory == "low" or options.has_providers():
+    if [name for name in providers if name != "AzureExecutionProvider"] != [CPU]:
         return False
-    names = [p if isinstance(p, str) else p[0] for p in providers or onnxruntime.get_available_providers()]
-    if [name for name in names if name != "AzureExecutionProvider"] != [CPU]:
-        return False
+    if options is None:
+        return True
     try:
         return bool(options.get_session_config_entry(NO_REPACKING) != "1")
     except RuntimeError:  # the entry is not there

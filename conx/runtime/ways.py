@@ -33,6 +33,7 @@ log = logging.getLogger("conx")
 DEVICE_DECODE = (True, False, "auto")
 
 CUDA = "CUDAExecutionProvider"
+AZURE = "AzureExecutionProvider"  # stands before the CPU's in the list of all providers, and runs no ordinary node
 # Providers that are known to take weights in memory, so that another failure of theirs is not tried again with files.
 TAKE_MEMORY = {CPU, CUDA, "DmlExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider"}
 REFUSE_MEMORY = {"OpenVINOExecutionProvider"}
@@ -126,10 +127,14 @@ def first_provider(
     """The provider asked for first, and its options; ("", {}) where session options have some, unseen from Python."""
     if session_options.has_providers():
         return "", {}
-    first = next(iter(providers or onnxruntime.get_available_providers()))
-    if isinstance(first, str):
-        return first, {str(k): v for k, v in (provider_options or [{}])[0].items()}
-    return first[0], {str(k): v for k, v in first[1].items()}
+    given = [*(providers or onnxruntime.get_available_providers())]
+    for number, each in enumerate(given):
+        name, own = (
+            (each, (provider_options or [])[number : number + 1]) if isinstance(each, str) else (each[0], each[1:])
+        )
+        if name != AZURE:
+            return name, {str(k): v for options in own for k, v in options.items()}
+    return CPU, {}
 
 
 def find_device(provider: str, options: Mapping[str, Any]) -> Device:

@@ -107,8 +107,13 @@ def test_the_main_job(source: Path, tmp_path: Path) -> None:
 def test_pack(command: Conx, source: Path, tmp_path: Path) -> None:
     answer = command("pack", source, "-o", tmp_path / "out.conx", "--bits", 6, "--threads", 1)
     assert (answer.status, answer.err) == (0, "")
-    assert [line.split()[0] for line in answer.out.splitlines()[2:-1]] == ["linear", "graphs", "index"]
-    assert str(tmp_path / "out.conx") in answer.out.splitlines()[-1]
+    lines = answer.out.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["linear", "graphs", "index"]
+    assert str(tmp_path / "out.conx") in lines[5]
+    assert [line.split()[0] for line in lines[10:]] == ["fp32", "fp16", "int8"]
+    plain = command("pack", source, "-o", tmp_path / "out.conx", "--bits", 6, "--no-verify")
+    assert plain.out.splitlines()[:4] == lines[:4]
+    assert len(plain.out.splitlines()) == 6
     assert conx.inspect(tmp_path / "out.conx").tensors[0].codec == "linear int8"
     assert not conx.inspect(tmp_path / "out.conx").lossless
 

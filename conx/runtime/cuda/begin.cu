@@ -1,4 +1,4 @@
-// What all kernels share. The sources of this folder are compiled as one, in the order that sources.py gives; they
+// What all kernels share. It stands before every group of sources that is compiled (sources.py has the table); they
 // include nothing, so that NVRTC needs no headers.
 //
 // Every parameter of a kernel is 8 bytes wide, a pointer or a long long. Kernels are written in phases: EACH_THREAD
@@ -18,13 +18,20 @@ typedef long long i64;
 #define ROUNDS 4                 // groups that a thread works on
 #define TILE (THREADS * GROUP * ROUNDS)  // elements of a block
 
+// What kernels find wrong with what they are given, as bits of flags.
+#define BAD_COUNT 1   // there are more or fewer escapes than escaped fields
+#define BAD_UNUSED 2  // unused bits of the last byte are not zero
+#define BAD_INDEX 4   // an index is not in the palette
+
 #ifndef CONX_HOST
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
 #define DEVICE __device__ __forceinline__
 #define EACH_THREAD for (int thread = threadIdx.x, once = 1; once; once = 0)
 #define SYNC __syncthreads()
 #define SHARED __shared__
+#ifndef UNROLL
 #define UNROLL _Pragma("unroll")
+#endif
 #define MULTIPLY_HIGH(a, b) __umulhi(a, b)
 #define RAISE(flags, bits) atomicOr(flags, bits)
 

@@ -4,6 +4,7 @@ Memory is taken from the driver itself, not from CuPy's pools, so that what is g
 once.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import cupy
 import numpy as np
 
 from conx.runtime.cuda.device import Bytes, Launch, Memory
-from conx.runtime.cuda.sources import OPTIONS, THREADS, kernel_source
+from conx.runtime.cuda.sources import OPTIONS, THREADS, group_of, kernel_source
 from conx.runtime.dlpack import CUDA_MEMORY
 
 __all__ = ["CuPyDevice", "device_count", "versions"]
@@ -64,10 +65,11 @@ class CuPyDevice:
     def __init__(self, number: int = 0) -> None:
         self.number = number
         self._device = cupy.cuda.Device(number)
-        with self._device:
-            self._module = cupy.RawModule(code=kernel_source(), options=OPTIONS, backend="nvrtc")
-            self._module.compile()
+        self._lock = threading.Lock()
+        self._modules: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
+        with self._device:
+            self._kernel("fill_2")  # that there is a compiler, is shown here
 
     def activate(self) -> None:
         self._device.use()
@@ -112,6 +114,12 @@ class CuPyDevice:
         self._device.synchronize()
 
     def _kernel(self, name: str) -> Any:
-        if name not in self._kernels:
-            self._kernels[name] = self._module.get_function(name)
-        return self._kernels[name]
+        with self._lock:
+            if name not in self._kernels:
+                group = group_of(name)
+                if group not in self._modules:
+                    module = cupy.RawModule(code=kernel_source(group), options=OPTIONS, backend="nvrtc")
+                    module.compile()
+                    self._modules[group] = module
+                self._kernels[name] = self._modules[group].get_function(name)
+            return self._kernels[name]

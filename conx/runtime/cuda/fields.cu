@@ -7,10 +7,6 @@
 #define TILE_BYTES 4096  // packed bytes of a block: 16 for each thread
 #define OWN_BYTES (TILE_BYTES / THREADS)
 
-// What is wrong with a run, as bits of its flags.
-#define BAD_COUNT 1   // there are more or fewer escapes than escaped fields
-#define BAD_UNUSED 2  // unused bits of the last byte are not zero
-
 struct Segment {
     i64 packed;        // offset of the packed bytes
     i64 fields;        // how many fields there are

@@ -1,7 +1,5 @@
 // Indices into few values (spec/codecs/palette.md). The values are in the target's type already.
 
-#define BAD_INDEX 4  // an index is not in the palette
-
 // Indices of four elements, the first of which is a multiple of four, a byte each.
 DEVICE u32 four_indices(const u8* packed, i64 at, i64 left, int per_byte, bool whole) {
     if (per_byte == 1) return get(packed + at, left, whole);

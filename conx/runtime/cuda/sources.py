@@ -1,14 +1,33 @@
-"""The kernels' source and their parameters.
+"""The kernels' sources and their parameters.
 
-All .cu files are compiled as one, without headers, so that NVRTC needs nothing but itself.
+The .cu files are compiled in groups, without headers, so that NVRTC needs nothing but itself. A group is compiled when
+a kernel of it is first wanted, which takes a second or two on a new machine; CuPy keeps the result on disk.
 """
 
 import re
 from pathlib import Path
 
-__all__ = ["GROUP", "OPTIONS", "SQUARE", "THREADS", "TILE", "TILE_BYTES", "kernel_names", "kernel_source"]
+__all__ = [
+    "GROUP",
+    "GROUPS",
+    "OPTIONS",
+    "SQUARE",
+    "THREADS",
+    "TILE",
+    "TILE_BYTES",
+    "group_of",
+    "kernel_names",
+    "kernel_source",
+]
 
-FILES = ("begin", "floats", "places", "linear", "fields", "palette", "planes", "moves")
+# What each group is compiled from, and the beginnings of its kernels' names.
+GROUPS = {
+    "linear": (("begin", "floats", "places", "linear"), ("linear", "log8")),
+    "fields": (("begin", "fields"), ("count", "unpack")),
+    "palette": (("begin", "places", "palette"), ("palette",)),
+    "planes": (("begin", "floats", "planes"), ("planes", "cast")),
+    "moves": (("begin", "moves"), ("fill", "transpose")),
+}
 
 # IEEE arithmetic: every product rounded by itself, subnormal numbers kept.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -24,10 +43,17 @@ _FLOATS = ("float32", "float16", "bfloat16")
 _PAIRS = [f"{source}_{target}" for source in ("float64", *_FLOATS) for target in _FLOATS]
 
 
-def kernel_source() -> str:
-    """The whole source, each file marked for the compiler's messages."""
+def group_of(kernel: str) -> str:
+    """The group that a kernel is in."""
+    return next(group for group, (_, names) in GROUPS.items() if kernel.partition("_")[0] in names)
+
+
+def kernel_source(group: str | None = None) -> str:
+    """The source of a group, or of all; each file is marked for the compiler's messages."""
+    chosen = GROUPS.values() if group is None else [GROUPS[group]]
+    names = dict.fromkeys(name for files, _ in chosen for name in files)
     folder = Path(__file__).parent
-    parts = [f'#line 1 "{name}.cu"\n' + (folder / f"{name}.cu").read_text(encoding="utf-8") for name in FILES]
+    parts = [f'#line 1 "{name}.cu"\n' + (folder / f"{name}.cu").read_text(encoding="utf-8") for name in names]
     return "".join(parts)
 
 
