@@ -113,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="graphs to make beside the model's own (default: %(default)s)",
     )
+    pack.add_argument(
+        "--no-original", action="store_true", help="do not keep what brings the model's own files back byte for byte"
+    )
     pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
     pack.add_argument("--json", action="store_true", help="print the report as JSON")
     _add_work(pack)
@@ -123,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     unpack.add_argument(
         "--precision",
         help="the graph that a session of this precision opens, like fp16 (default: the model as it was built)",
+    )
+    unpack.add_argument(
+        "--original", metavar="DIR", help="write the files that the model was, byte for byte, into this folder"
     )
     unpack.add_argument("--threads", type=int, metavar="N")
 
@@ -176,6 +182,7 @@ def _pack(args: argparse.Namespace) -> None:
             overrides=rules,
             precisions=[name for name in args.precisions.split(",") if name],
             verify=not args.no_verify,
+            original=not args.no_original,
             threads=args.threads,
             progress=progress,
         )
@@ -237,7 +244,11 @@ def _print_errors(report: "VerifyReport") -> None:
 
 
 def _unpack(args: argparse.Namespace) -> None:
-    print(conx.unpack(args.file, args.output, precision=args.precision, threads=args.threads))
+    folder = args.original
+    output = args.output if folder is None else folder
+    if folder is not None and args.output is not None:
+        raise ValueError("--original names a folder: it goes without --output")
+    print(conx.unpack(args.file, output, precision=args.precision, original=folder is not None, threads=args.threads))
 
 
 def _info(args: argparse.Namespace) -> None:

@@ -6,9 +6,8 @@ whole.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from conx.container.reader import Reader, Verify
 from conx.container.records import Binding, Graph
@@ -16,6 +15,7 @@ from conx.container.target import Target
 from conx.errors import UnsupportedError
 from conx.graph.skeleton import MESSAGE_MAX, externals_to_holes
 from conx.runtime.decode import decode_all, fill_holes, thread_count
+from conx.runtime.splice import original_pieces, spliced
 
 __all__ = ["unpack"]
 
@@ -27,6 +27,7 @@ def unpack(
     output: str | os.PathLike[str] | None = None,
     *,
     precision: str | None = None,
+    original: bool = False,
     threads: int | None = None,
     external_above: int = MESSAGE_MAX,
 ) -> Path:
@@ -35,9 +36,12 @@ def unpack(
     Args:
         path: the .conx file.
         output: path of the .onnx; default: the file's with the suffix .onnx. Weights that the file keeps outside of the
-            graph go into it where it has room, else to a file of the same name with `.data` appended.
-        precision: None: the model as it was built (its own graph, names and types); "original", "fp32" or "fp16": the
-            graph that a session of this precision opens.
+            graph go into it where it has room, else to a file of the same name with `.data` appended. With `original`,
+            a folder, which is made if it is not there; default: the file's own.
+        precision: None: the model as it was built (its own graph, names and types), byte for byte if it was one file
+            and every weight is kept; "original", "fp32", "fp16" or "int8": the graph that a session of this precision
+            opens.
+        original: the files that the model was, byte for byte, external data under its own names.
         threads: decoding threads; None: one for each core.
         external_above: bytes for which an .onnx has room (protobuf's limit).
 
@@ -46,13 +50,21 @@ def unpack(
 
     Raises:
         FormatError, IntegrityError: the file is damaged; nothing is written.
-        UnsupportedError: it has no graph of this precision.
+        UnsupportedError: it has no graph of this precision, or not what `original` needs.
     """
     source = Path(path)
+    if original and precision is not None:
+        raise ValueError("original and precision exclude each other")
+    if original:
+        return _unpack_originals(source, Path(output) if output is not None else source.parent, threads)
     target = Path(output) if output is not None else source.with_suffix(".onnx")
     if target.exists() and target.samefile(source):
         raise ValueError(f"{target}: is the .conx file itself; name another output")
     with Reader(source, verify=Verify.FULL) as reader:
+        originals = reader.index.originals
+        if precision is None and len(originals) == 1:
+            _write_files({target: original_pieces(reader, originals[0], threads)})
+            return target
         graph = _graph(reader, precision)
         _Unpacking(reader, graph, target, thread_count(threads), external_above).run()
     return target
@@ -66,6 +78,55 @@ def _graph(reader: Reader, precision: str | None) -> Graph:
         available = sorted(p for g in reader.index.graphs for p in g.precisions)
         raise UnsupportedError(f"{reader.name}: has no precision {precision!r}, only {', '.join(available)}")
     return graph
+
+
+def _unpack_originals(source: Path, folder: Path, threads: int | None) -> Path:
+    """Write the files that the model was into a folder; answers the path of the .onnx."""
+    made: list[Path] = []
+    with Reader(source, verify=Verify.FULL) as reader:
+        originals = reader.index.originals
+        if not originals:
+            why = "its weights were not kept bit for bit, or it was packed without"
+            raise UnsupportedError(f"{source}: does not hold the original files ({why}); unpack without `original`")
+        paths = {folder.joinpath(*one.name.split("/")): one for one in originals}
+        for target in paths:
+            if target.exists() and target.samefile(source):
+                raise ValueError(f"{target}: is the .conx file itself; name another folder")
+        try:
+            for path in paths:
+                made += _make_folders(path.parent)
+            _write_files({path: original_pieces(reader, one, threads) for path, one in paths.items()})
+        except BaseException:
+            for path in reversed(made):
+                path.rmdir()
+            raise
+        return next(iter(paths))
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it; answers those that were not there, outer before inner."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    for path in missing:
+        path.mkdir()
+    return missing
+
+
+def _write_files(contents: Mapping[Path, Iterable[memoryview | bytes]]) -> None:
+    """Write files; none appears before all are whole, and the first appears last."""
+    targets: list[Target] = []
+    try:
+        for path, pieces in contents.items():
+            targets.append(Target(path))
+            with targets[-1].create() as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        for target in reversed(targets):
+            target.commit()
+    finally:
+        for target in targets:
+            target.discard()
 
 
 class _Unpacking:
@@ -100,33 +161,18 @@ class _Unpacking:
     def _write(
         self, skeleton: bytes, holes: Sequence[tuple[int, Binding]], outside: Sequence[tuple[int, Binding]]
     ) -> None:
-        targets = [Target(self.target)]
-        try:
-            with targets[0].create() as file:
-                at = 0
-                for position, binding in holes:
-                    file.write(memoryview(skeleton)[at:position])
-                    file.write(self._bytes(binding))
-                    at = position
-                file.write(memoryview(skeleton)[at:])
-                _sync(file)
-            if outside:
-                targets.insert(0, Target(self.target.with_name(self.data_name)))
-                with targets[0].create() as data:
-                    for offset, binding in outside:
-                        data.write(bytes(offset - data.tell()))
-                        data.write(self._bytes(binding))
-                    _sync(data)
-            for target in targets:
-                target.commit()
-        finally:
-            for target in targets:
-                target.discard()
+        contents: dict[Path, Iterable[memoryview | bytes]] = {
+            self.target: spliced(self.reader, skeleton, holes, self.threads)
+        }
+        if outside:
+            contents[self.target.with_name(self.data_name)] = self._data(outside)
+        _write_files(contents)
 
-    def _bytes(self, binding: Binding) -> memoryview:
-        return decode_all(self.reader, [binding], self.threads)[0].data.cast("B")
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    def _data(self, outside: Sequence[tuple[int, Binding]]) -> Iterator[memoryview | bytes]:
+        """A data file: the bytes of bindings at their offsets."""
+        at = 0
+        for offset, binding in outside:
+            yield bytes(offset - at)
+            piece = decode_all(self.reader, [binding], self.threads)[0].data.cast("B")
+            yield piece
+            at = offset + len(piece)

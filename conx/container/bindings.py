@@ -10,6 +10,7 @@ from typing import Any
 
 from conx.container.fields import as_array, as_int, as_map, as_name, as_str, refuse, required
 from conx.container.limits import MAX_ELEMENTS, MAX_GRAPH_RAW, MAX_LOCATION, MAX_TENSORS
+from conx.container.names import RESERVED
 from conx.container.records import CODES, SCALES, VALUES, ZERO_POINTS, External, Grid, Hole, Tensor
 from conx.container.shapes import parse_dtype, parse_permutation, parse_shape
 from conx.dtypes import DType
@@ -17,12 +18,12 @@ from conx.dtypes import DType
 __all__ = ["parse_externals", "parse_holes", "serialize_external", "serialize_hole"]
 
 _LOCATION = re.compile(rf"[A-Za-z0-9_-](?:[A-Za-z0-9._-]{{0,{MAX_LOCATION - 2}}}[A-Za-z0-9_-])?", re.ASCII)
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
-"""Names that Windows keeps for devices, with any ending."""
 
 
-def parse_holes(value: Any, path: str, tensors: tuple[Tensor, ...], size: int) -> tuple[Hole, ...]:
-    """The holes of a graph whose message has `size` bytes without them. Raises FormatError."""
+def parse_holes(
+    value: Any, path: str, tensors: tuple[Tensor, ...], size: int, most: int = MAX_GRAPH_RAW
+) -> tuple[Hole, ...]:
+    """The holes of what has `size` bytes without them, and at most `most` with them. Raises FormatError."""
     holes: list[Hole] = []
     total, last = size, 0
     for i, item in enumerate(as_array(value, path)):
@@ -33,8 +34,8 @@ def parse_holes(value: Any, path: str, tensors: tuple[Tensor, ...], size: int) -
             raise refuse(f"{here}.at", at, f"positions must ascend, the one before is {last}")
         hole = Hole(at, **_parse_binding(fields, here, tensors))
         total += hole.nbytes_of(tensors[hole.tensor])
-        if total > MAX_GRAPH_RAW:
-            raise refuse(here, total, f"bytes of the graph up to this hole, at most {MAX_GRAPH_RAW}")
+        if total > most:
+            raise refuse(here, total, f"bytes of the graph up to this hole, at most {most}")
         holes.append(hole)
         last = at
     return tuple(holes)
@@ -65,7 +66,7 @@ def _parse_location(value: Any, path: str) -> str:
     if not _LOCATION.fullmatch(location):
         rule = f"must be 1 to {MAX_LOCATION} letters, digits or . _ - of ASCII, no dot at either end"
         raise refuse(path, location, rule)
-    if _RESERVED.fullmatch(location):
+    if RESERVED.fullmatch(location):
         raise refuse(path, location, "is a device's name on Windows")
     return location
 

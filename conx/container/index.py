@@ -6,14 +6,25 @@ from typing import Any
 
 from conx.container import canonical
 from conx.container.fields import as_array, as_map, refuse, required
-from conx.container.limits import MAX_CHUNK_RAW, MAX_CHUNKS, MAX_GRAPHS, MAX_INDEX_RAW, MAX_TENSORS, PAGE_ROWS
-from conx.container.records import EMPTY_STREAM, SOURCE, Graph, Index, Page, Stream, Tensor
+from conx.container.limits import (
+    MAX_CHUNK_RAW,
+    MAX_CHUNKS,
+    MAX_GRAPHS,
+    MAX_INDEX_RAW,
+    MAX_ORIGINALS,
+    MAX_TENSORS,
+    PAGE_ROWS,
+)
+from conx.container.names import name_fault
+from conx.container.records import EMPTY_STREAM, SOURCE, Graph, Index, Original, Page, Stream, Tensor
 from conx.container.schema import (
     parse_graph,
+    parse_original,
     parse_page,
     parse_strings,
     parse_tensor,
     serialize_graph,
+    serialize_original,
     serialize_page,
     serialize_tensor,
 )
@@ -47,7 +58,8 @@ def parse_index(raw: bytes, max_decoded: int | None = None) -> Index:
     tensors = _parse_tensors(required(value, "tensors", ""), features)
     graphs = _parse_graphs(required(value, "graphs", ""), tensors)
     metadata = as_map(required(value, "metadata", ""), "metadata")
-    index = Index(features, graphs, tensors, pages, metadata)
+    originals = _parse_originals(value.get("originals", []), tensors)
+    index = Index(features, graphs, tensors, pages, metadata, originals)
     _check_streams(index)
     if max_decoded is not None:
         _check_totals(index, max_decoded)
@@ -60,15 +72,16 @@ def serialize_index(index: Index) -> bytes:
     Raises:
         ValueError: parameters or metadata hold what canonical form has not.
     """
-    return canonical.pack(
-        {
-            "features": index.features,
-            "graphs": [serialize_graph(graph, index.tensors) for graph in index.graphs],
-            "metadata": index.metadata,
-            "pages": [serialize_page(page) for page in index.pages],
-            "tensors": [serialize_tensor(tensor) for tensor in index.tensors],
-        }
-    )
+    fields: dict[str, Any] = {
+        "features": index.features,
+        "graphs": [serialize_graph(graph, index.tensors) for graph in index.graphs],
+        "metadata": index.metadata,
+        "pages": [serialize_page(page) for page in index.pages],
+        "tensors": [serialize_tensor(tensor) for tensor in index.tensors],
+    }
+    if index.originals:
+        fields["originals"] = [serialize_original(original, index.tensors) for original in index.originals]
+    return canonical.pack(fields)
 
 
 def content_id(index: Index) -> bytes:
@@ -122,11 +135,24 @@ def _parse_graphs(value: Any, tensors: tuple[Tensor, ...]) -> tuple[Graph, ...]:
     return graphs
 
 
+def _parse_originals(value: Any, tensors: tuple[Tensor, ...]) -> tuple[Original, ...]:
+    items = as_array(value, "originals", most=MAX_ORIGINALS)
+    originals = tuple([parse_original(item, f"originals[{i}]", tensors) for i, item in enumerate(items)])
+    fault = name_fault(original.name for original in originals)
+    if fault is not None:
+        name, rule = fault
+        place = next(i for i, original in reversed([*enumerate(originals)]) if original.name == name)
+        raise refuse(f"originals[{place}].name", name, rule)
+    return originals
+
+
 def _check_streams(index: Index) -> None:
     """Streams must lie within the chunks that there are; what depends on the chunks' sizes is for the chunk table."""
     chunks = index.chunks
     for i, graph in enumerate(index.graphs):
         _check_range(graph.stream, f"graphs[{i}].stream", chunks)
+    for i, original in enumerate(index.originals):
+        _check_range(original.stream, f"originals[{i}].stream", chunks)
     for i, tensor in enumerate(index.tensors):
         for j, stream in enumerate(tensor.side):
             _check_range(stream, f"tensors[{i}].side[{j}]", chunks)
@@ -172,6 +198,7 @@ def _check_totals(index: Index, limit: int) -> None:
     for i, graph in enumerate(index.graphs):
         bound = (binding.nbytes_of(tensors[binding.tensor]) for binding in (*graph.holes, *graph.externals))
         _check_total(f"graphs[{i}]", "comes to", (graph.stream.size, *bound), limit)
+    _check_total("originals", "come to", (original.size for original in index.originals), limit)
 
 
 def _check_total(path: str, verb: str, sizes: Iterable[int], limit: int) -> None:

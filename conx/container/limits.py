@@ -20,6 +20,7 @@ __all__ = [
     "MAX_LEVELS",
     "MAX_LOCATION",
     "MAX_NAME",
+    "MAX_ORIGINALS",
     "MAX_RANK",
     "MAX_SEGMENT",
     "MAX_SHARED_RAW",
@@ -71,6 +72,9 @@ MAX_GRAPHS = 64
 
 MAX_TENSORS = 2**18
 """Tensors."""
+
+MAX_ORIGINALS = 2**12
+"""Files of the model as it was."""
 
 MAX_RANK = 64
 """Dims of a tensor."""

@@ -28,6 +28,8 @@ def check_ranges(index: Index, raw: npt.NDArray[np.uint32], max_decoded: int) ->
         raise FormatError(f"chunks decompress to {total} bytes: at most {max_decoded}, unless the limit is raised")
     for i, graph in enumerate(index.graphs):
         _check_range(graph.stream, f"graphs[{i}].stream", raw, ends)
+    for i, original in enumerate(index.originals):
+        _check_range(original.stream, f"originals[{i}].stream", raw, ends)
     for i, tensor in enumerate(index.tensors):
         for j, stream in enumerate(tensor.side):
             _check_range(stream, f"tensors[{i}].side[{j}]", raw, ends)

@@ -26,6 +26,7 @@ __all__ = [
     "Grid",
     "Hole",
     "Index",
+    "Original",
     "Page",
     "Stream",
     "Tensor",
@@ -204,6 +205,25 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
+class Original:
+    """A file of the model as it was.
+
+    Attributes:
+        name: Relative, its parts joined by `/`.
+        size: Bytes.
+        sha256: Of the file.
+        stream: Its bytes without those of its holes.
+        holes: Weights to be spliced in, by position.
+    """
+
+    name: str
+    size: int
+    sha256: bytes
+    stream: Stream
+    holes: tuple[Hole, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """A page of the chunk table.
 
@@ -231,6 +251,7 @@ class Index:
     tensors: tuple[Tensor, ...]
     pages: tuple[Page, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    originals: tuple[Original, ...] = ()
 
     @property
     def chunks(self) -> int:

@@ -11,6 +11,7 @@ from conx.container.limits import (
     MAX_CHUNK_RAW,
     MAX_CHUNK_STORED,
     MAX_CHUNKS,
+    MAX_ELEMENTS,
     MAX_GRAPH_RAW,
     MAX_LEVELS,
     MAX_SEGMENT,
@@ -18,17 +19,19 @@ from conx.container.limits import (
     PAGE_ROWS,
     SEGMENT,
 )
-from conx.container.records import RUN, SOURCE, Graph, Page, Stream, Tensor
+from conx.container.records import RUN, SOURCE, Graph, Original, Page, Stream, Tensor
 from conx.container.shapes import parse_dtype, parse_permutation, parse_shape
 
 __all__ = [
     "MIN_FRAME",
     "ROW_SIZE",
     "parse_graph",
+    "parse_original",
     "parse_page",
     "parse_strings",
     "parse_tensor",
     "serialize_graph",
+    "serialize_original",
     "serialize_page",
     "serialize_tensor",
 ]
@@ -136,6 +139,32 @@ def serialize_graph(graph: Graph, tensors: tuple[Tensor, ...]) -> dict[str, Any]
         fields["holes"] = [serialize_hole(hole, tensors) for hole in graph.holes]
     if graph.externals:
         fields["externals"] = [serialize_external(external, tensors) for external in graph.externals]
+    return fields
+
+
+def parse_original(value: Any, path: str, tensors: tuple[Tensor, ...]) -> Original:
+    """A file of the model as it was. Raises FormatError."""
+    fields = as_map(value, path)
+    stream = _parse_stream(required(fields, "stream", path), f"{path}.stream")
+    size = as_int(required(fields, "size", path), f"{path}.size", 0, MAX_ELEMENTS)
+    holes = parse_holes(fields.get("holes", []), f"{path}.holes", tensors, stream.size, size)
+    total = stream.size + sum(hole.nbytes_of(tensors[hole.tensor]) for hole in holes)
+    if total != size:
+        raise refuse(f"{path}.size", size, f"stream and holes have {total} bytes")
+    name = as_name(required(fields, "name", path), f"{path}.name")
+    return Original(name, size, as_bytes(required(fields, "sha256", path), f"{path}.sha256"), stream, holes)
+
+
+def serialize_original(original: Original, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
+    """The file as a map; keys at their default are left out."""
+    fields: dict[str, Any] = {
+        "name": original.name,
+        "sha256": original.sha256,
+        "size": original.size,
+        "stream": _serialize_stream(original.stream),
+    }
+    if original.holes:
+        fields["holes"] = [serialize_hole(hole, tensors) for hole in original.holes]
     return fields
 
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 from conx.container.candidates import LEVEL_19, Candidate, compress_best
 from conx.container.header import HEADER_SIZE, Header, serialize_header
 from conx.container.index import parse_index, serialize_index
-from conx.container.records import EMPTY_STREAM, Graph, Index, Page, Stream, Tensor
+from conx.container.records import EMPTY_STREAM, Graph, Index, Original, Page, Stream, Tensor
 from conx.container.spool import Choice, Spool
 from conx.container.table import serialize_rows
 from conx.container.target import Target
@@ -129,6 +129,7 @@ class Writer:
         tensors: Iterable[Tensor],
         metadata: Mapping[str, Any],
         verify: Callable[[Path], Mapping[str, Any] | None] | None = None,
+        originals: Iterable[Original] = (),
     ) -> bytes:
         """Puts the file together, and in its place.
 
@@ -137,8 +138,9 @@ class Writer:
             graphs: With the streams that `add_graph` gave.
             tensors: With the streams that `add_stream` and `add_segments` gave.
             metadata: What canonical msgpack can hold.
-            verify: Called with the finished file under its temporary name; an exception keeps it from its place. What it
-                answers is added to the metadata: the file is put together again.
+            verify: Called with the finished file under its temporary name; an exception keeps it from its place. Where
+                it answers with metadata, they are added, and the file is put together again.
+            originals: Files of the model as it was, with the streams that `add_stream` and `add_graph` gave.
 
         Returns:
             The file_id.
@@ -156,7 +158,8 @@ class Writer:
             self._put_graphs()
             self._spool.settle()
             pages, frames = self._make_pages()
-            index = Index(tuple(sorted(set(features))), tuple(graphs), tuple(tensors), pages, metadata)
+            records = (tuple(graphs), tuple(tensors), pages, metadata, tuple(originals))
+            index = Index(tuple(sorted(set(features))), *records)
             header = self._assemble(index, frames)
             found = verify(self._target.temporary) if verify is not None else None
             if found:

@@ -92,13 +92,27 @@ class Weight:
 
 @dataclass
 class SourceModel:
-    """A .onnx file, opened. `skeleton` is its ModelProto with stubs; `weights` are what the stubs stand for."""
+    """A .onnx file, opened.
+
+    Attributes:
+        path: of the file.
+        skeleton: its ModelProto with stubs, serialized.
+        proto: the same, parsed.
+        weights: what the stubs stand for.
+        files: all files that were opened, by their resolved paths.
+        locations: those of external data, by their names relative to the model's folder, parts joined by `/`.
+    """
 
     path: Path
     skeleton: bytes
     proto: onnx.ModelProto
     weights: list[Weight]
     files: dict[Path, DataFile]
+    locations: dict[str, DataFile] = field(default_factory=dict)
+
+    def named_files(self) -> list[tuple[str, DataFile]]:
+        """The model's files by their names relative to its folder, the .onnx first."""
+        return [(self.path.name, self.files[self.path.resolve()]), *sorted(self.locations.items())]
 
     @property
     def size(self) -> int:
@@ -143,6 +157,7 @@ class _Reading:
         self.path = path
         self.weights: list[Weight] = []
         self.files: dict[Path, DataFile] = {}
+        self.locations: dict[str, DataFile] = {}
 
     def run(self) -> SourceModel:
         try:
@@ -167,7 +182,7 @@ class _Reading:
         if missing and (missing == "graph" or proto.ir_version >= 3):
             self._close()
             raise ModelError(f"{self.path}: not an ONNX model, or cut short (it has no {missing})")
-        return SourceModel(self.path, skeleton, proto, self.weights, self.files)
+        return SourceModel(self.path, skeleton, proto, self.weights, self.files, self.locations)
 
     def _open(self, path: Path) -> DataFile:
         real = path.resolve()
@@ -243,6 +258,9 @@ class _Reading:
                 f"{label}: external length is {given}, its shape {list(shape)} of {dtype.label} needs {nbytes}"
             )
         file = self._open(locate(self.path, location, label))
+        if file is not self._main:
+            parts = [part for part in location.replace(os.sep, "/").split("/") if part not in ("", ".")]
+            self.locations["/".join(parts)] = file
         if offset + nbytes > file.size:
             raise ModelError(
                 f"{label}: bytes {offset} to {offset + nbytes} are outside of {location!r}, which has {file.size};"

@@ -6,6 +6,7 @@ in memory at any time are the tensors being worked on, and the segments being co
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from conx.packing.codes import Coded, CodedUses, Codes, serves
 from conx.packing.graphs import coded_weights, write_graphs
 from conx.packing.lookahead import ordered_map
 from conx.packing.measure import WeightError, decoded, measure
+from conx.packing.originals import write_originals
 from conx.packing.outputs import measure_outputs, to_metadata
 from conx.packing.report import PackReport, make_report
 from conx.packing.settings import PRECISIONS, Settings, make_settings
@@ -42,6 +44,7 @@ from conx.packing.tensors import write_scales, write_tensor
 from conx.quantize.grid import peak_scales
 from conx.quantize.rules import Rule
 from conx.runtime.decode import Progress, thread_count
+from conx.runtime.splice import original_pieces
 from conx.verification import VerifyReport
 
 __all__ = ["pack"]
@@ -63,6 +66,7 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
     progress: Progress | None = None,
     precisions: Sequence[str] = PRECISIONS,
     verify: bool = True,
+    original: bool = True,
     external_above: int = MESSAGE_MAX,
 ) -> PackReport:
     """Pack an ONNX model into a .conx file.
@@ -84,13 +88,15 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
         precisions: which graphs to make beside the model's own: "fp32", "fp16", "int8"; they share the weights.
         verify: whether the file's outputs are measured against the model's, on random inputs. Needed for "fp16" to be
             chosen by itself. Models above 512 MiB are never run while packing.
+        original: whether a file whose every weight is stored bit for bit brings back the model's own files, byte for
+            byte (`conx unpack --original`).
         external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
 
     Raises:
         ModelError: the model is damaged, or its external data is not there.
         ValueError: settings that exclude each other, or a pattern that no weight matches.
     """
-    settings = make_settings(lossless, bits, block_size, palette, keep, overrides, precisions, external_above)
+    settings = make_settings(lossless, bits, block_size, palette, keep, overrides, precisions, original, external_above)
     source_path = Path(model)
     target = Path(output) if output is not None else source_path.with_suffix(".conx")
     if target.exists() and source_path.exists() and target.samefile(source_path):
@@ -159,8 +165,11 @@ class _Packing:
             codes = Codes(self.source.weights, self.ties, coded)
             bindings = Bindings(codes, write_scales(writer, tensors, codes))
             graphs, wide = write_graphs(writer, self.source, bindings, codes, self.settings)
+            originals = []
+            if self.settings.original and all(e is None for e in errors):
+                originals = write_originals(writer, self.source, bindings, graphs[0])
             features = sorted({DRAFT} | {f"codec:{t.codec}" for t in tensors})
-            writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify)
+            writer.finish(features, graphs, tensors, self._metadata(errors, wide), self._verify, originals)
         seconds = time.perf_counter() - begun
         return make_report(self.source.path, self.target, seconds, self.outputs, self.unmeasured)
 
@@ -225,6 +234,8 @@ class _Packing:
             for graph in reader.index.graphs:
                 reader.graph(graph)
             verify_tensors(reader, self.threads)
+            for original in reader.index.originals:
+                deque(original_pieces(reader, original, self.threads), maxlen=0)
         if not self.verify:
             return None
         self.outputs, self.unmeasured = measure_outputs(path, self.source)

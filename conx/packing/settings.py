@@ -19,12 +19,14 @@ class Settings:
         rules: how tensors are coded.
         lossless: whether all is kept bit for bit.
         precisions: which graphs to make beside the model's own.
+        original: whether the model's files are kept as they were, where every weight is.
         external_above: bytes from which a model's own graph keeps its weights outside of the message.
     """
 
     rules: Rules
     lossless: bool
     precisions: tuple[str, ...]
+    original: bool
     external_above: int
 
     def to_map(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def make_settings(
     keep: Sequence[str],
     overrides: Mapping[str, str | Rule] | Sequence[tuple[str, str | Rule]],
     precisions: Sequence[str],
+    original: bool,
     external_above: int,
 ) -> Settings:
     """Settings from the arguments of `conx.pack`.
@@ -69,4 +72,4 @@ def make_settings(
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else list(overrides)
     by_name = [(pattern, Rule(lossless=True)) for pattern in keep]
     by_name += [(pattern, rule if isinstance(rule, Rule) else parse_rule(rule)) for pattern, rule in pairs]
-    return Settings(Rules(default, tuple(by_name)), lossless, tuple(precisions), external_above)
+    return Settings(Rules(default, tuple(by_name)), lossless, tuple(precisions), original, external_above)

@@ -457,3 +457,17 @@ def test_without_the_packages_of_the_extra(packed: Path, source: Path) -> None:
         assert done.returncode == status, done.stderr
         if status:
             assert Answer(1, done.stdout, done.stderr).complaint.endswith('pip install "conx-onnx[pack]"')
+
+
+def test_the_original_files(command: Conx, source: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "out.conx"
+    assert command("pack", source, "-o", packed, "--lossless").status == 0
+    answer = command("unpack", packed, "--original", tmp_path / "back")
+    assert (answer.status, answer.out) == (0, f"{tmp_path / 'back' / source.name}\n")
+    assert (tmp_path / "back" / source.name).read_bytes() == source.read_bytes()
+    answer = command("unpack", packed, "--original", tmp_path / "back", "-o", tmp_path / "other")
+    assert (answer.status, answer.err) == (2, "conx: --original names a folder: it goes without --output\n")
+    assert command("pack", source, "-o", packed, "--lossless", "--no-original").status == 0
+    answer = command("unpack", packed, "--original", tmp_path / "again")
+    assert answer.status == 1
+    assert "does not hold the original files" in answer.err

@@ -159,6 +159,26 @@ def view(**fields: object) -> Callable[[Index], None]:
     return graph(1, "externals", [dict(sorted((wanted | fields).items()))])
 
 
+def original_map(**fields: object) -> Index:
+    found: Index = {
+        "holes": [{"at": 0, "tensor": 1}],
+        "name": "m",
+        "sha256": bytes(32),
+        "size": 25,
+        "stream": [0, 0, 1],
+    }
+    return dict(sorted((found | fields).items()))
+
+
+def original(**fields: object) -> Callable[[Index], None]:
+    """A file of the stream's first byte and the second tensor's 24."""
+    return at("originals", to=[original_map(**fields)])
+
+
+def originals(*names: str) -> Callable[[Index], None]:
+    return at("originals", to=[original_map(name=name) for name in names])
+
+
 RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     # the index
     "features no array": (at("features", to="draft-2"), "features is 'draft-2': must be an array"),
@@ -371,6 +391,33 @@ RULES: dict[str, tuple[Callable[[Index], None], str]] = {
     "accuracy levels not ascending": (
         graph(1, "accuracy_levels", [4, 4]),
         "accuracy_levels is [4, 4]: must ascend, and none may be there twice",
+    ),
+    # originals
+    "originals no array": (at("originals", to=1), "originals is 1: must be an array"),
+    "too many originals": (at("originals", to=[0] * 4097), "must have at most 4096 items, not 4097"),
+    "original's size": (original(size=26), "originals[0].size is 26: stream and holes have 25 bytes"),
+    "original's hole beyond it": (
+        original(stream=[0, 0, 1], size=1),
+        "originals[0].holes[0] is 25: bytes of the graph up to this hole",
+    ),
+    "original's name is empty": (original(name=""), "originals[0].name is '': must be relative, without empty parts"),
+    "original's name is absolute": (original(name="/etc/a"), "name is '/etc/a': must be relative"),
+    "original's name leaves the folder": (original(name="a/../../b"), "name is 'a/../../b': must be relative"),
+    "original's name with a drive": (original(name="c:/a"), "name is 'c:/a': has a character that not every system"),
+    "original's name with a backslash": (original(name="a\\b"), "has a character that not every system takes"),
+    "original's name with NUL": (original(name="a\0b"), "has a character that not every system takes"),
+    "original's name a device": (original(name="a/NUL.onnx"), "is a device's name on Windows"),
+    "original's name ends in a dot": (original(name="a./b"), "has a part that ends in a dot or a space"),
+    "original's name too long": (original(name="a" * 256), "has a part of more than 255 bytes"),
+    "originals of one name but for case": (
+        originals("Ä.onnx", "a\u0308.ONNX"),
+        "originals[1].name is 'a\u0308.ONNX': is the same file as 'Ä.onnx' where case does not count",
+    ),
+    "original a folder": (originals("a", "A/b"), "originals[1].name is 'A/b': is a folder in one name and a file in"),
+    "original a folder before": (originals("a/b", "a"), "originals[1].name is 'a': is a folder in one name"),
+    "originals too big": (
+        at("originals", to=[original_map(size=1 + 490000 * 4 * 600, holes=[{"at": 0, "tensor": 2}] * 600)]),
+        "originals come to 1176000001 bytes: at most 1073741824",
     ),
     # totals
     "tensors too big": (
