@@ -127,10 +127,19 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         help="the graph that a session of this precision opens, like fp16 (default: the model as it was built)",
     )
+    unpack.add_argument("--dedup", action="store_true", help="make equal initializers one")
     unpack.add_argument(
         "--original", metavar="DIR", help="write the files that the model was, byte for byte, into this folder"
     )
     unpack.add_argument("--threads", type=int, metavar="N")
+
+    dequantize = _command(commands, "dequantize", _dequantize, "make a float model of a quantized one")
+    dequantize.add_argument("model", metavar="IN.onnx")
+    dequantize.add_argument("-o", "--output", required=True, metavar="OUT.onnx")
+    dequantize.add_argument(
+        "--keep-activations", action="store_true", help="leave the quantization of activations where it is"
+    )
+    dequantize.add_argument("--json", action="store_true", help="the report, as JSON")
 
     info = _command(commands, "info", _info, "show what a .conx or .onnx file holds")
     info.add_argument("file", metavar="FILE")
@@ -248,7 +257,30 @@ def _unpack(args: argparse.Namespace) -> None:
     output = args.output if folder is None else folder
     if folder is not None and args.output is not None:
         raise ValueError("--original names a folder: it goes without --output")
-    print(conx.unpack(args.file, output, precision=args.precision, original=folder is not None, threads=args.threads))
+    print(
+        conx.unpack(
+            args.file,
+            output,
+            precision=args.precision,
+            original=folder is not None,
+            dedup=args.dedup,
+            threads=args.threads,
+        )
+    )
+
+
+def _dequantize(args: argparse.Namespace) -> None:
+    from conx.dequantizing import dequantize_file
+
+    report = dequantize_file(args.model, args.output, keep_activations=args.keep_activations)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=1))
+        return
+    print(table(["undone", "operators"], [[name, str(count)] for name, count in report.undone.items()]))
+    if report.left:
+        print("\nWhat stays:")
+        print(table(["operator", "node", "why"], [[left.op_type, left.node, left.reason] for left in report.left]))
+    print(args.output)
 
 
 def _info(args: argparse.Namespace) -> None:

@@ -6,13 +6,14 @@ whole.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from conx.container.reader import Reader, Verify
-from conx.container.records import Binding, Graph
+from conx.container.records import Binding, External, Graph
 from conx.container.target import Target
 from conx.errors import UnsupportedError
+from conx.graph.merge import merged_externals
 from conx.graph.skeleton import MESSAGE_MAX, externals_to_holes
 from conx.runtime.decode import decode_all, fill_holes, thread_count
 from conx.runtime.splice import original_pieces, spliced
@@ -28,6 +29,7 @@ def unpack(
     *,
     precision: str | None = None,
     original: bool = False,
+    dedup: bool = False,
     threads: int | None = None,
     external_above: int = MESSAGE_MAX,
 ) -> Path:
@@ -41,6 +43,7 @@ def unpack(
         precision: None: the model as it was built (its own graph, names and types), byte for byte if it was one file
             and every weight is kept; "original", "fp32", "fp16" or "int8": the graph that a session of this precision
             opens.
+        dedup: the graph that a session opens (of `precision`, default "original"), in which equal initializers are one.
         original: the files that the model was, byte for byte, external data under its own names.
         threads: decoding threads; None: one for each core.
         external_above: bytes for which an .onnx has room (protobuf's limit).
@@ -53,8 +56,8 @@ def unpack(
         UnsupportedError: it has no graph of this precision, or not what `original` needs.
     """
     source = Path(path)
-    if original and precision is not None:
-        raise ValueError("original and precision exclude each other")
+    if original and (precision is not None or dedup):
+        raise ValueError(f"original and {'dedup' if dedup else 'precision'} exclude each other")
     if original:
         return _unpack_originals(source, Path(output) if output is not None else source.parent, threads)
     target = Path(output) if output is not None else source.with_suffix(".onnx")
@@ -62,11 +65,11 @@ def unpack(
         raise ValueError(f"{target}: is the .conx file itself; name another output")
     with Reader(source, verify=Verify.FULL) as reader:
         originals = reader.index.originals
-        if precision is None and len(originals) == 1:
+        if precision is None and len(originals) == 1 and not dedup:
             _write_files({target: original_pieces(reader, originals[0], threads)})
             return target
-        graph = _graph(reader, precision)
-        _Unpacking(reader, graph, target, thread_count(threads), external_above).run()
+        graph = _graph(reader, "original" if dedup and precision is None else precision)
+        _Unpacking(reader, graph, target, thread_count(threads), external_above, dedup).run()
     return target
 
 
@@ -129,10 +132,18 @@ def _write_files(contents: Mapping[Path, Iterable[memoryview | bytes]]) -> None:
             target.discard()
 
 
+def _content(external: External) -> Hashable:
+    """What is equal for externals of the same bytes."""
+    form = (external.view, external.grid, external.pad, external.repeat)
+    return (external.tensor, external.dtype, external.perm, *form)
+
+
 class _Unpacking:
-    def __init__(self, reader: Reader, graph: Graph, target: Path, threads: int, external_above: int) -> None:
+    def __init__(
+        self, reader: Reader, graph: Graph, target: Path, threads: int, external_above: int, dedup: bool
+    ) -> None:
         self.reader, self.graph, self.target, self.threads = reader, graph, target, threads
-        self.external_above = external_above
+        self.external_above, self.dedup = external_above, dedup
         self.data_name = target.name + ".data"
 
     def run(self) -> None:
@@ -148,6 +159,9 @@ class _Unpacking:
         bound: dict[str, Binding] = {e.location: e for e in self.graph.externals}
         sizes = {location: b.nbytes_of(tensors[b.tensor]) for location, b in bound.items()}
         message = fill_holes(self.reader, self.graph, self.threads)
+        if self.dedup:
+            message, kept = merged_externals(message, {e.location: _content(e) for e in self.graph.externals})
+            sizes = {location: size for location, size in sizes.items() if location in kept}
         places: dict[str, tuple[str, int]] = {}
         if len(message) + sum(sizes.values()) > self.external_above:
             at = 0

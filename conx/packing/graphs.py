@@ -1,7 +1,7 @@
 """The graphs of a .conx file: the model as it was built, and one to run for each precision."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +13,8 @@ from conx.graph.derived import Derived
 from conx.graph.facts import computes_in_floats
 from conx.graph.fp16 import to_float16
 from conx.graph.int8 import Int8, coded_uses, to_int8, with_coded_rows
-from conx.graph.read import SourceModel
+from conx.graph.merge import merge_equal
+from conx.graph.read import SourceModel, weight_number
 from conx.graph.skeleton import Skeleton, run_skeleton, source_skeleton
 from conx.graph.uses import weight_uses
 from conx.packing.bindings import Bindings
@@ -66,6 +67,7 @@ def write_graphs(
         if rows is not None and rows.derived:
             variants.append(_Variant(("fp32",), run_skeleton(rows.model, [*weights, *rows.derived]), rows.derived))
         if half is not None:
+            merge_equal(half.model, lambda tensor: _content(codes, weight_number(tensor)))
             variants.append(_Variant(("fp16",), run_skeleton(half.model, weights)))
         if small is not None and small.derived:
             skeleton = run_skeleton(small.model, [*weights, *small.derived])
@@ -78,6 +80,11 @@ def write_graphs(
             streams[message] = writer.add_graph(message)
         graphs.append(_record(bindings, variant, streams[message]))
     return graphs, half.wide if half is not None else {}
+
+
+def _content(codes: Codes, number: int | None) -> Hashable | None:
+    """What is equal for equal weights; None for what is none."""
+    return None if number is None else (codes.ties[number].stored, codes.ties[number].perm)
 
 
 def _with_coded_rows(source: SourceModel, codes: Codes) -> Int8:

@@ -168,3 +168,20 @@ def test_ties_save_space(tmp_path: Path) -> None:
     twice = pack_weights({"a": values, "b": np.ascontiguousarray(values.T)}, tmp_path, lossless=True).report
     assert twice.bytes - once.bytes < 300
     assert twice.source_bytes - once.source_bytes > values.nbytes
+
+
+def test_equal_initializers_become_one_when_unpacked(tmp_path: Path) -> None:
+    text = "g (float[n, 40] x) => (float[n, 40] y) { a = MatMul(x, u) b = MatMul(a, v) c = MatMul(b, w) y = Add(c, b) }"
+    same = normal(40, 40)
+    made = model(text, {"u": same, "v": normal(40, 40, seed=1), "w": same})
+    for lossless in (True, False):
+        packed = pack(made, tmp_path, lossless=lossless)
+        merged = packed.unpack(dedup=True)
+        onnx.checker.check_model(merged, full_check=True)
+        assert [t.name for t in merged.graph.initializer] == ["u", "v"]
+        feed = {"x": normal(3, 40, seed=5)}
+        session = conx.InferenceSession(packed.path, one_thread(), precision="original", providers=CPU)
+        wanted = run_plain(merged.SerializeToString(), feed)
+        assert all(map(same_bits, wanted, session.run(None, feed)))
+    with pytest.raises(ValueError, match="original and dedup exclude each other"):
+        packed.unpack(dedup=True, original=True)
