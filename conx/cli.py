@@ -300,10 +300,11 @@ def _info(args: argparse.Namespace) -> None:
                 bytes_text(t.stored),
                 str(t.uses),
                 f"{t.error:.2e}",
+                ", ".join([*t.shared[:2], *(["…"] if len(t.shared) > 2 else [])]),
             ]
             for t in info.tensors
         ]
-        print(table(["tensor", "type", "shape", "codec", "bytes", "stored", "uses", "error"], rows))
+        print(table(["tensor", "type", "shape", "codec", "bytes", "stored", "uses", "error", "shared with"], rows))
 
 
 def _print_info(info: "ModelInfo") -> None:
@@ -313,6 +314,7 @@ def _print_info(info: "ModelInfo") -> None:
         ["model", f"{graph.get('producer') or 'producer unknown'}, {bytes_text(info.source_bytes)}"],
         ["parameters", f"{info.parameters:,} ({info.unique_parameters:,} unique)"],
         ["weights", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.by_dtype.items())],
+        *([["shared", _shared_text(info)]] if info.saved else []),
         ["in memory", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.memory.items())],
         ["precisions", ", ".join(info.precisions)],
         ["nodes", f"{graph.get('nodes')}, subgraphs {graph.get('subgraphs')}, functions {graph.get('functions')}"],
@@ -326,10 +328,17 @@ def _print_info(info: "ModelInfo") -> None:
         rows += [
             ["stored", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.by_codec.items())],
             ["lossless", "yes" if info.lossless else "no"],
+            *([["brings back", ", ".join(info.originals)]] if info.originals else []),
             ["packed by", info.producer],
             ["content", info.content_id],
         ]
     print(table([], rows))
+
+
+def _shared_text(info: "ModelInfo") -> str:
+    tied = [t for t in info.tensors if t.uses > 1]
+    text = f"{len(tied)} tensors stand for {sum(t.uses for t in tied)} weights, {bytes_text(info.saved)} saved"
+    return text + "; --tensors names them"
 
 
 def _value_text(value: dict[str, Any]) -> str:

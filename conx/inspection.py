@@ -25,6 +25,7 @@ class TensorInfo:
         stored: bytes that it takes in the file (of shared chunks its part).
         uses: how many weights of the source model it stands for.
         error: root mean square error over that of the weight; 0 where nothing was lost.
+        shared: names of the other weights that it stands for.
     """
 
     name: str
@@ -35,6 +36,7 @@ class TensorInfo:
     stored: int
     uses: int
     error: float
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class ModelInfo:
         by_codec: bytes in the file by codec.
         graph: opsets, inputs, outputs, operators and counts.
         tensors: the stored tensors.
+        saved: bytes that shared weights would take if each were there.
+        originals: names of the model's own files that a .conx brings back byte for byte.
         producer, content_id, file_id: of a .conx.
     """
 
@@ -71,13 +75,18 @@ class ModelInfo:
     by_codec: dict[str, int]
     graph: dict[str, Any]
     tensors: tuple[TensorInfo, ...] = field(repr=False)
+    originals: tuple[str, ...] = ()
     producer: str = ""
     content_id: str = ""
     file_id: str = ""
 
+    @property
+    def saved(self) -> int:
+        return sum(t.bytes * (t.uses - 1) for t in self.tensors if t.uses > 1)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return asdict(self) | {"saved": self.saved}
 
 
 def inspect(path: str | os.PathLike[str]) -> ModelInfo:
@@ -108,6 +117,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
         stored = _stored_sizes(reader)
         errors = _map(index.metadata.get("errors"))
         model = _map(index.metadata.get("model"))
+        shared = _map(index.metadata.get("shared"))
         uses = Counter(b.tensor for b in (*index.source.holes, *index.source.externals))
         tensors = tuple(
             TensorInfo(
@@ -119,6 +129,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
                 stored=size,
                 uses=uses[i],
                 error=_number(_map(errors.get(str(i))).get("rms")),
+                shared=_names(shared.get(str(i))),
             )
             for i, (t, size) in enumerate(zip(index.tensors, stored, strict=True))
         )
@@ -139,6 +150,7 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
             by_codec=by_codec,
             graph={k: v for k, v in model.items() if k not in ("parameters", "unique_parameters", "bytes")},
             tensors=tensors,
+            originals=tuple(original.name for original in index.originals),
             producer=str(index.metadata.get("producer", "")),
             content_id=reader.content_id.hex(),
             file_id=reader.file_id.hex(),
@@ -148,7 +160,9 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
 def _memory(graph: Graph, tensors: Sequence[Tensor]) -> int:
     """Bytes of the weights that a graph is handed, each form of each tensor once."""
     bound = (*graph.holes, *graph.externals)
-    forms = {(b.tensor, b.perm, b.dtype): b.nbytes_of(tensors[b.tensor]) for b in bound}
+    forms = {
+        (b.tensor, b.perm, b.dtype, b.view, b.grid, b.pad, b.repeat): b.nbytes_of(tensors[b.tensor]) for b in bound
+    }
     return sum(forms.values())
 
 
@@ -199,6 +213,10 @@ def _sums(pairs: Any) -> dict[str, int]:
 
 def _map(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
 
 
 def _number(value: object) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from conx.graph.facts import graph_facts, parameter_counts
 from conx.graph.read import read_model
-from conx.graph.ties import find_ties
+from conx.graph.ties import find_ties, shared_names
 
 __all__ = ["onnx_facts"]
 
@@ -20,6 +20,7 @@ def onnx_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     with read_model(path) as source:
         ties = find_ties(source.weights)
         uses = Counter(tie.stored for tie in ties)
+        shared = shared_names(source.weights, ties)
         stored = [w for w in source.weights if ties[w.number].stored == w.number]
         by_dtype: Counter[str] = Counter()
         for weight in source.weights:
@@ -48,6 +49,7 @@ def onnx_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
                     "stored": w.nbytes,
                     "uses": uses[w.number],
                     "error": 0.0,
+                    "shared": tuple(shared.get(w.number, ())),
                 }
                 for w in stored
             ],

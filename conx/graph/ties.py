@@ -5,7 +5,7 @@ equal sums make a candidate for a transposed tie, which is proven by comparing t
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from conx.graph.read import Weight
 
-__all__ = ["Tie", "find_ties"]
+__all__ = ["Tie", "find_ties", "shared_names"]
 
 BLOCK = 1 << 24  # bytes read at once
 
@@ -55,6 +55,15 @@ def find_ties(weights: list[Weight], progress: Callable[[int], None] | None = No
         if progress is not None:
             progress(weight.nbytes)
     return ties
+
+
+def shared_names(weights: Sequence[Weight], ties: Sequence[Tie]) -> dict[int, list[str]]:
+    """Of each stored weight that stands for others, the names of these."""
+    found: dict[int, list[str]] = {}
+    for weight, tie in zip(weights, ties, strict=True):
+        if tie.stored != weight.number:
+            found.setdefault(tie.stored, []).append(weight.name)
+    return found
 
 
 def _content(weight: Weight) -> tuple[bytes, tuple[int, int]]:

@@ -27,7 +27,7 @@ from conx.errors import ConxError, ModelError
 from conx.graph.facts import graph_facts, parameter_counts
 from conx.graph.read import SourceModel, Weight, read_model
 from conx.graph.skeleton import MESSAGE_MAX
-from conx.graph.ties import find_ties
+from conx.graph.ties import find_ties, shared_names
 from conx.graph.validate import check_inline_tensors
 from conx.packing.axes import Axes, stored_axes
 from conx.packing.bindings import Bindings
@@ -225,7 +225,14 @@ class _Packing:
             "model": facts,
             "producer": f"conx {__version__}",
             "settings": self.settings.to_map(),
+            "shared": self._shared(),
         }
+
+    def _shared(self) -> dict[str, list[str]]:
+        """The names of the weights that a tensor stands for beside its own, by its place."""
+        stored = [w.number for w in self.source.weights if self.ties[w.number].stored == w.number]
+        places = {number: str(place) for place, number in enumerate(stored)}
+        return {places[number]: names for number, names in shared_names(self.source.weights, self.ties).items()}
 
     def _verify(self, path: Path) -> Mapping[str, Any] | None:
         """Reopen what was written: every chunk's hash, every graph, every tensor decoded, and its outputs."""
