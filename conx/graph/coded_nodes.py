@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from conx.dtypes import DType
 from conx.graph.derived import CODES, SCALES, Derived
-from conx.graph.fp16_graph import constants_to_initializers
+from conx.graph.fp16_graph import constants_to_initializers, used_names
 from conx.graph.lift import subgraphs
 from conx.graph.names import Names
 from conx.graph.read import weight_number
@@ -110,6 +110,7 @@ class CodedNodes:
         self.derived: list[Derived] = []
         self.known: dict[tuple[object, ...], str] = {}
         self.graphs = 0
+        self.moved: set[str] = set()
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
         place = self.graphs
@@ -134,9 +135,22 @@ class CodedNodes:
             scope.update(dict.fromkeys(node.output, None))
             if moved is not None:
                 scope[node.output[0]] = moved
+                self.moved.add(node.output[0])
             nodes += [node] if made is None else made
         del graph.node[:]
         graph.node.extend(nodes)
+
+    def drop_moves(self, graph: onnx.GraphProto) -> None:
+        """Drop nodes that move the axes of a weight for nobody any more."""
+        for node in graph.node:
+            for sub in subgraphs(node):
+                self.drop_moves(sub)
+        used = used_names(graph)
+        for i in reversed(range(len(graph.node))):
+            node = graph.node[i]
+            if len(node.output) == 1 and node.output[0] in self.moved and node.output[0] not in used:
+                del graph.node[i]
+                used = used_names(graph)
 
     def node(self, node: onnx.NodeProto, inputs: Sequence[_Weight | None]) -> list[onnx.NodeProto] | None:
         """What takes the place of a node; None: it stays."""

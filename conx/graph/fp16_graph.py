@@ -3,6 +3,7 @@
 Functions are inlined, constants of nodes made initializers, and those that are no longer used dropped.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -11,7 +12,15 @@ from onnx import helper, inliner, numpy_helper
 
 from conx.graph.lift import subgraphs
 
-__all__ = ["all_names", "constants_to_initializers", "drop_unused", "forget_defaults", "inlined"]
+__all__ = [
+    "all_names",
+    "constants_to_initializers",
+    "drop_unused",
+    "forget_defaults",
+    "inlined",
+    "narrow_edges",
+    "prepared",
+]
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -25,12 +34,13 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from all_names(sub)
 
 
-def _used(graph: onnx.GraphProto) -> set[str]:
+def used_names(graph: onnx.GraphProto) -> set[str]:
+    """The names that a graph returns, or that nodes use in it or within."""
     used = {v.name for v in graph.output}
     for node in graph.node:
         used.update(node.input)
         for sub in subgraphs(node):
-            used |= _used(sub)
+            used |= used_names(sub)
     return used
 
 
@@ -61,6 +71,62 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from _all_nodes(sub.node)
 
 
+def prepared(source: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model, in the form that passes over values want.
+
+    Local functions are inlined, nodes sorted, and below IR version 4, where every initializer is an input too and as
+    constant as any, these inputs are gone.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(source)
+    model.ClearField("training_info")
+    if model.functions:
+        model = inlined(model)
+    _sort_nodes(model.graph)
+    if model.ir_version < 4:
+        forget_defaults(model.graph)
+    return model
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put nodes after those whose outputs they or their subgraphs use, else in the order that they had.
+
+    onnxruntime takes models in any order. What is in a circle is left at the end.
+    """
+    for node in graph.node:
+        for sub in subgraphs(node):
+            _sort_nodes(sub)
+    nodes = list(graph.node)
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{maker[n] for n in _used_by(node) if n in maker} - {i} for i, node in enumerate(nodes)]
+    if all(max(of, default=-1) < i for i, of in enumerate(needs)):
+        return
+    followers: list[list[int]] = [[] for _ in nodes]
+    for i, of in enumerate(needs):
+        for j in of:
+            followers[j].append(i)
+    ready = [i for i, of in enumerate(needs) if not of]  # a list in order is a heap
+    order = []
+    while ready:
+        first = heapq.heappop(ready)
+        order.append(first)
+        for i in followers[first]:
+            needs[i].discard(first)
+            if not needs[i]:
+                heapq.heappush(ready, i)
+    order += sorted(set(range(len(nodes))).difference(order))
+    copies = [onnx.NodeProto.FromString(nodes[i].SerializeToString()) for i in order]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _used_by(node: onnx.NodeProto) -> set[str]:
+    used = set(node.input)
+    for sub in subgraphs(node):
+        used |= used_names(sub)
+    return used
+
+
 def forget_defaults(graph: onnx.GraphProto) -> None:
     """Leave only those inputs that are not initializers."""
     constant = {t.name for t in graph.initializer}
@@ -69,9 +135,17 @@ def forget_defaults(graph: onnx.GraphProto) -> None:
     graph.input.extend(kept)
 
 
+def narrow_edges(graph: onnx.GraphProto) -> set[str]:
+    """Make a graph's float32 inputs and outputs float16; gives their names."""
+    edges = [v for v in (*graph.input, *graph.output) if v.type.tensor_type.elem_type == FLOAT]
+    for value in edges:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return {v.name for v in edges}
+
+
 def drop_unused(graph: onnx.GraphProto, copies: dict[str, str]) -> None:
     """Drop float32 constants that are only used as float16 now; those take their names."""
-    used = _used(graph) | {v.name for v in graph.input}
+    used = used_names(graph) | {v.name for v in graph.input}
     gone = {t.name for t in graph.initializer if t.name not in used}
     inner = {name for node in graph.node for sub in subgraphs(node) for name in all_names(sub)}
     renamed = {t.name: copies[t.name] for t in graph.initializer if copies.get(t.name, "") in gone - inner}

@@ -74,6 +74,7 @@ def _rewritten(model: onnx.ModelProto, weights: int, codes: CodeSource, rewrites
     run = CodedNodes(made, weights, codes, rewrites)
     run.graph(made.graph, {})
     if run.derived:
+        run.drop_moves(made.graph)
         drop_unused(made.graph, {})
         if all(o.domain != MICROSOFT for o in made.opset_import):
             made.opset_import.add(domain=MICROSOFT, version=1)

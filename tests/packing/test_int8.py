@@ -341,3 +341,10 @@ BLOCK_SIZES = {
 @pytest.mark.parametrize(("length", "block"), BLOCK_SIZES)
 def test_block_sizes(length: int, block: int | None) -> None:
     assert block_size(length, block) == BLOCK_SIZES[length, block]
+
+
+def test_weights_that_only_lost_moves_used_are_gone(tmp_path: Path) -> None:
+    made, _ = MODELS["transposed before"]
+    small = int8_model(pack(made, tmp_path))
+    assert operators(small) == {"MatMulNBits": 1}
+    assert sorted(t.name for t in small.graph.initializer) == ["w/codes", "w/scales"]
