@@ -218,9 +218,17 @@ def _only_repacked(main: onnx.GraphProto) -> set[tuple[str, int, int]]:
         no.update(name for node in graph.node for name in node.input)
     for node in main.node:
         slot, kind, rank = REPACKING.get((node.domain.replace("ai.onnx", ""), node.op_type), (None, 0, 0))
+        if node.op_type == "MatMulNBits" and not _is_plain_nbits(node):
+            slot = None
         for i, name in enumerate(node.input):
             if i == slot:
                 yes.add((name, kind, rank))
             else:
                 no.add(name)
     return {(name, kind, rank) for name, kind, rank in yes if name not in no}
+
+
+def _is_plain_nbits(node: onnx.NodeProto) -> bool:
+    """Whether it is a MatMulNBits of those that the loader tries: 8 bits, integer activations, nothing but scales."""
+    given = {a.name: a.i for a in node.attribute}
+    return (given.get("bits", 4), given.get("accuracy_level", 0)) == (8, 4) and not any(node.input[3:])
