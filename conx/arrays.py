@@ -36,8 +36,8 @@ def dequantize_array(
     `astype(float16)` alone.
 
     Args:
-        codes: int8 or uint8, any shape: a NumPy array, or one of CuPy, which is worked on where it lies, on CuPy's
-            current stream.
+        codes: int8 or uint8, any shape: a NumPy array, or one of CuPy (or whatever has `__cuda_array_interface__`),
+            which is worked on where it lies, on CuPy's current stream.
         scale: one number, or with `axis` one for each position of that axis, or with `block_size` too an array of the
             shape of `codes` in which that axis is as long as it has blocks. Taken as float32.
         zero_point: integers in the range of the codes, of the shape of `scale` or one number; None: 0.
@@ -47,8 +47,8 @@ def dequantize_array(
         out: where to put the values: C-contiguous, of the shape of `codes` and of `dtype`.
 
     Returns:
-        `out`, or a new array of the kind of `codes`. NumPy has no bfloat16: with the name "bfloat16" the array is of
-        uint16 and holds the bits; with the dtype of ml_dtypes it is of that dtype.
+        `out`, or a new array, of CuPy where `codes` lie on a GPU. NumPy has no bfloat16: with the name "bfloat16" the
+        array is of uint16 and holds the bits; with the dtype of ml_dtypes it is of that dtype.
 
     Raises:
         ValueError: shapes, types or numbers do not fit; the text says which.
@@ -63,7 +63,7 @@ def dequantize_array(
         kit: Any = CuPyArrays()
     else:
         kit = _NumPyArrays()
-        codes = np.asarray(codes)
+    codes = kit.array(codes)
     code = _CODES.get(str(codes.dtype))
     if code is None:
         raise ValueError(f"codes are {codes.dtype}, but must be int8 or uint8")
@@ -82,6 +82,9 @@ def dequantize_array(
 
 class _NumPyArrays:
     """Arrays of the host."""
+
+    def array(self, given: Any) -> Any:
+        return np.asarray(given)
 
     def parameters(self, given: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any]) -> Any:
         """Scales or zero points, flat: as many as `shape` has elements, or one."""

@@ -67,6 +67,25 @@ def test_large_arrays_and_strides() -> None:
         np.testing.assert_array_equal(conx.dequantize_array(given, scale, axis=1, dtype="float16"), wanted)
 
 
+def test_long_runs_of_one_scale() -> None:
+    """Where tables are used: rows, rows of several axes, blocks, the last of them shorter."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 256, (3, 17, 9001), dtype=np.uint8)
+    for axis, block in ((0, None), (1, None), (1, 3), (2, 4096), (2, 9000), (2, 20000)):
+        shape = [-(-d // (block or 1)) if i == axis else d for i, d in enumerate(codes.shape)]
+        if block is None:
+            shape = [codes.shape[axis]]
+        scale = (rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 12)).astype(np.float32)
+        zeros = rng.integers(0, 256, shape, dtype=np.uint8)
+        got = conx.dequantize_array(codes, scale, zeros, axis=axis, block_size=block, dtype="float16")
+        if block is None:
+            dims = [-1 if i == axis else 1 for i in range(3)]
+            wide, wide_zeros = scale.reshape(dims), zeros.reshape(dims)
+        else:
+            wide, wide_zeros = (spread(each, axis, block, codes.shape[axis]) for each in (scale, zeros))
+        np.testing.assert_array_equal(got, expected(codes, wide, wide_zeros.astype(np.int64), np.float16))
+
+
 def test_the_bits_of_bfloat16_by_name() -> None:
     codes = np.arange(256, dtype=np.uint8)
     bits = conx.dequantize_array(codes, 0.1, dtype="bfloat16")

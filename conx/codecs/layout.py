@@ -74,6 +74,22 @@ class Layout:
         """Number of parameters."""
         return self.blocks if self.shared else self.outer * self.blocks * self.inner
 
+    @property
+    def run(self) -> int:
+        """Elements one after the other that have the same parameter, at most."""
+        return self.block * self.inner if self.shared or self.inner == 1 else 1
+
+    def runs(self, start: int, count: int) -> Iterator[tuple[int, int]]:
+        """The parameter and the size of each such run among the elements start … start+count; there must be runs."""
+        at, end = start, start + count
+        while at < end:
+            outer, inside = divmod(at, self.length * self.inner)
+            block = inside // (self.block * self.inner)
+            last = min((block + 1) * self.block, self.length) * self.inner
+            size = min(last - inside, end - at)
+            yield (block if self.shared else outer * self.blocks + block), size
+            at += size
+
     def spread(self, params: Array) -> "Spread":
         """Lays the `count` parameters over the tensor."""
         if not params.size:  # a tensor without elements, whose other dims may be anything

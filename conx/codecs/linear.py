@@ -26,6 +26,9 @@ _OCTAVE = np.array(
 
 _POWER = np.array([2.0**-i for i in range(32)], "<f4")
 
+# Elements with one scale, one after the other, from which on a table of their 256 values pays.
+_LONG_RUN = 4096
+
 # float32 values below these stay finite in the target.
 _SAFE = {DType.FLOAT16: 65504.0, DType.BFLOAT16: 3e38}
 
@@ -192,6 +195,8 @@ def linear_writer(
             np.take(table, codes.view(np.uint8), out=out, mode="clip")
 
         return look_up
+    if target is DType.FLOAT16 and layout.run >= _LONG_RUN:
+        return _table_writer(layout, scales, zero_points)
     bounded = 255 * float(np.abs(scales).max(initial=0)) < _SAFE[target]
 
     def write(codes: Array, start: int, out: Array) -> None:
@@ -202,6 +207,25 @@ def linear_writer(
             part = out[at : at + BLOCK]
             in_float32(codes[at : at + BLOCK], start + at, singles[: part.size])
             narrow(singles[: part.size], part)
+
+    return write
+
+
+def _table_writer(layout: Layout, scales: Array, zero_points: Array) -> Callable[[Array, int, Array], None]:
+    """To float16 by a table for each run of elements with one scale: for long runs quicker than converting each."""
+    every = np.arange(256, dtype=np.uint8).view(zero_points.dtype).astype("<f4")
+    offsets = np.broadcast_to(zero_points.astype("<f4"), scales.shape)
+
+    def write(codes: Array, start: int, out: Array) -> None:
+        runs = list(layout.runs(start, codes.size))
+        params = [param for param, _ in runs]
+        singles = (every - offsets[params, None]) * scales[params, None]
+        tables = np.empty(singles.shape, "<f2")
+        convert(singles.reshape(-1), DType.FLOAT32, DType.FLOAT16, tables.reshape(-1))
+        indices, at = codes.view(np.uint8), 0
+        for (_, size), table in zip(runs, tables, strict=True):
+            np.take(table, indices[at : at + size], out=out[at : at + size], mode="clip")
+            at += size
 
     return write
 

@@ -14,6 +14,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define THREADS 256
+#define RESTRICT __restrict__   // what is read is not written: loads need not wait for stores
 #define GROUP 4                  // elements that a thread reads, and writes, at once
 #define ROUNDS 4                 // groups that a thread works on
 #define TILE (THREADS * GROUP * ROUNDS)  // elements of a block
@@ -67,6 +68,9 @@ DEVICE i64 quotient(i64 x, const Divisor& by) {
 
 // Whether addresses lie on multiples of `size` bytes.
 DEVICE bool aligned(const void* a, u32 size) { return ((u64)a & (size - 1)) == 0; }
+
+// The first element of a thread's group in a round, counted from the first of its block.
+DEVICE i64 ahead_of(int round, int thread) { return (i64)(round * THREADS + thread) * GROUP; }
 
 // The bits of four elements, stored at once where the address allows.
 DEVICE void put(u16* out, const u32* bits, i64 count, bool whole) {

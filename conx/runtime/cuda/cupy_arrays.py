@@ -18,6 +18,9 @@ __all__ = ["CuPyArrays"]
 class CuPyArrays:
     """Arrays of the current GPU; everything runs on the current stream."""
 
+    def array(self, given: Any) -> Any:
+        return cupy.asarray(given)
+
     def parameters(self, given: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any]) -> Any:
         """Scales or zero points, flat: as many as `shape` has elements, or one."""
         values = given if isinstance(given, cupy.ndarray) else np.asarray(given)

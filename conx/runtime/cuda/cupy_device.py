@@ -6,6 +6,7 @@ once.
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
@@ -71,8 +72,9 @@ class CuPyDevice:
         with self._device:
             self._kernel("fill_2")  # that there is a compiler, is shown here
 
-    def activate(self) -> None:
-        self._device.use()
+    def active(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = cupy.cuda.Device(self.number)
+        return context
 
     def alloc(self, nbytes: int) -> Memory:
         try:

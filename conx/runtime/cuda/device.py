@@ -5,6 +5,7 @@ order with that of other streams.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ class Memory(Protocol):
 
 
 class Device(Protocol):
-    """One GPU. Thread-safe; a thread calls `activate` first.
+    """One GPU. Thread-safe; a thread works with it inside `active`.
 
     Attributes:
         kind: of its memory, as in `conx.runtime.dlpack`.
@@ -46,8 +47,8 @@ class Device(Protocol):
     kind: int
     number: int
 
-    def activate(self) -> None:
-        """Make this the calling thread's device."""
+    def active(self) -> AbstractContextManager[Any]:
+        """A context in which this is the calling thread's device; after it, the former one is again."""
         ...
 
     def alloc(self, nbytes: int) -> Memory:

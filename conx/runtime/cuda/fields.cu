@@ -23,11 +23,33 @@ DEVICE u32 fields_escaped(u32 byte, int per_byte) {
     return (both & 1) + (both >> 2 & 1) + (both >> 4 & 1) + (both >> 6 & 1);
 }
 
-// Escaped fields of the bytes that belong to a thread, those beyond the run not counted.
-DEVICE u32 own_escaped(const u8* packed, i64 start, i64 bytes, int per_byte) {
-    u32 found = 0;
+// The packed bytes of a thread; those beyond the run are zero, which is no escape.
+struct Own {
+    u32 words[OWN_BYTES / 4];
+};
+
+DEVICE Own own_bytes(const u8* packed, i64 start, i64 bytes) {
+    Own own = {{0, 0, 0, 0}};
+    bool whole = aligned(packed + start, OWN_BYTES);
+    if (whole && start + OWN_BYTES <= bytes) {
+        Four four = *(const Four*)(packed + start);
+        own.words[0] = four.x;
+        own.words[1] = four.y;
+        own.words[2] = four.z;
+        own.words[3] = four.w;
+        return own;
+    }
+    UNROLL
     for (int j = 0; j < OWN_BYTES; ++j)
-        if (start + j < bytes) found += fields_escaped(packed[start + j], per_byte);
+        if (start + j < bytes) own.words[j / 4] |= (u32)packed[start + j] << j % 4 * 8;
+    return own;
+}
+
+DEVICE u32 own_escaped(const u8* packed, i64 start, i64 bytes, int per_byte) {
+    Own own = own_bytes(packed, start, bytes);
+    u32 found = 0;
+    UNROLL
+    for (int j = 0; j < OWN_BYTES; ++j) found += fields_escaped(own.words[j / 4] >> j % 4 * 8 & 0xFF, per_byte);
     return found;
 }
 
@@ -51,13 +73,51 @@ KERNEL count(const u8* stage, const Segment* runs, i64 per_byte, u32* counts) {
     }
 }
 
-// `bias` is what was added to a symbol to make a field, `center` the code taken as 0.
+// The codes of a thread's fields, sixteen at once. `next` is the number of its first escape, and in the end that of the
+// first which is not its.
+template <int N>
+DEVICE void own_codes(const Own& own, const Segment& run, i64 first, const u8* escapes, int center, u8* out,
+                      i64& next, u32* flags) {
+    const int bits = 8 / N, escape = (1 << bits) - 1, bias = N == 2 ? 7 : 1;
+    bool whole = aligned(out + first, 16);
+    UNROLL
+    for (int part = 0; part < N; ++part) {
+        u32 made[4] = {0, 0, 0, 0};
+        UNROLL
+        for (int j = 0; j < 16; ++j) {
+            const int field = part * 16 + j, byte = field / N;
+            int code = (int)(own.words[byte / 4] >> (byte % 4 * 8 + field % N * bits)) & escape;
+            if (first + field >= run.fields) {
+                if (code) RAISE(flags, BAD_UNUSED);
+                continue;
+            }
+            if (code != escape) {
+                code -= bias;
+            } else {
+                code = next < run.escape_count ? escapes[next] : 0;
+                if (next >= run.escape_count) RAISE(flags, BAD_COUNT);
+                ++next;
+            }
+            made[j / 4] |= ((u32)(code + center) & 0xFF) << j % 4 * 8;
+        }
+        i64 at = first + part * 16;
+        if (whole && at + 16 <= run.fields) {
+            Four four = {made[0], made[1], made[2], made[3]};
+            *(Four*)(out + at) = four;
+            continue;
+        }
+        UNROLL
+        for (int j = 0; j < 16; ++j)
+            if (at + j < run.fields) out[at + j] = (u8)(made[j / 4] >> j % 4 * 8);
+    }
+}
+
+// `center` is the code taken as 0.
 KERNEL unpack(const u8* stage, const Segment* runs, i64 per_byte, const u32* counts, const u8* escapes, i64 center,
               u8* out, u32* flags) {
     SHARED u32 before[2][THREADS];
     SHARED u32 earlier[THREADS];
     const Segment run = runs[blockIdx.y];
-    const int bits = 8 / (int)per_byte, escape = (1 << bits) - 1, bias = per_byte == 2 ? 7 : 1;
     i64 bytes = (run.fields + per_byte - 1) / per_byte, tile = (i64)blockIdx.x * TILE_BYTES;
     i64 tiles = (bytes + TILE_BYTES - 1) / TILE_BYTES;
     if (bytes == 0 && blockIdx.x == 0 && run.escape_count) RAISE(flags, BAD_COUNT);
@@ -81,25 +141,11 @@ KERNEL unpack(const u8* stage, const Segment* runs, i64 per_byte, const u32* cou
     EACH_THREAD {
         i64 next = (i64)earlier[0] + (thread ? before[now][thread - 1] : 0);
         i64 start = tile + (i64)thread * OWN_BYTES;
-        for (int j = 0; j < OWN_BYTES && start + j < bytes; ++j) {
-            u32 byte = stage[run.packed + start + j];
-            for (int k = 0; k < (int)per_byte; ++k) {
-                i64 field = (start + j) * per_byte + k;
-                int code = (int)(byte >> k * bits) & escape;
-                if (field >= run.fields) {
-                    if (code) RAISE(flags, BAD_UNUSED);
-                    continue;
-                }
-                if (code != escape) {
-                    code -= bias;
-                } else {
-                    code = next < run.escape_count ? escapes[run.escapes + next] : 0;
-                    if (next >= run.escape_count) RAISE(flags, BAD_COUNT);
-                    ++next;
-                }
-                out[run.out + field] = (u8)(code + (int)center);
-            }
-        }
+        Own own = own_bytes(stage + run.packed, start, bytes);
+        if (per_byte == 2)
+            own_codes<2>(own, run, start * 2, escapes + run.escapes, (int)center, out + run.out, next, flags);
+        else
+            own_codes<4>(own, run, start * 4, escapes + run.escapes, (int)center, out + run.out, next, flags);
         if ((i64)blockIdx.x == tiles - 1 && thread == THREADS - 1) {  // knows the sum of all
             i64 unused = run.escape_count - next;
             if (unused < 0 || unused > run.loose) RAISE(flags, BAD_COUNT);

@@ -22,17 +22,24 @@ template <int T> DEVICE u32 narrowed(float value, bool bounded) {
 // `flip` is 0x80 for int8 codes, which makes them unsigned, and 0 for uint8; `zero` is the zero point moved likewise.
 // Zero points of their own, if there are any, lie beside the scales. `bounded`: no value overflows the target.
 template <int T>
-DEVICE void linear(const u8* codes, i64 first, i64 count, const float* scales, const u8* zeros, const Layout& layout,
-                   int flip, int zero, int run, bool bounded, typename Bits<T>::type* out) {
+DEVICE void linear(const u8* RESTRICT codes, i64 first, i64 count, const float* RESTRICT scales,
+                   const u8* RESTRICT zeros, const Layout& layout, int flip, int zero, int run, bool bounded,
+                   typename Bits<T>::type* RESTRICT out) {
     i64 tile = (i64)blockIdx.x * TILE;
     EACH_THREAD {
         bool whole = aligned(codes, GROUP) && aligned(out, GROUP * sizeof(*out));
+        u32 read[ROUNDS], bits[GROUP];  // all is asked for before any of it is waited for
+        UNROLL
+        for (int round = 0; round < ROUNDS; ++round) {
+            i64 at = tile + ahead_of(round, thread);
+            read[round] = at < count ? get(codes + at, count - at, whole) : 0;
+        }
         Places where = places(layout, first + tile);
         UNROLL
         for (int round = 0; round < ROUNDS; ++round) {
-            i64 ahead = (i64)(round * THREADS + thread) * GROUP, at = tile + ahead, left = count - at;
+            i64 ahead = ahead_of(round, thread), at = tile + ahead, left = count - at;
             if (left <= 0) continue;
-            u32 four = get(codes + at, left, whole) ^ (u32)flip * 0x01010101u, bits[GROUP];
+            u32 four = read[round] ^ (u32)flip * 0x01010101u;
             Place place_of = place(where, ahead);
             i64 p = parameter(where, place_of);
             float scale = scales[p];
@@ -57,9 +64,9 @@ DEVICE void linear(const u8* codes, i64 first, i64 count, const float* scales, c
 }
 
 #define LINEAR(T, name)                                                                                              \
-    KERNEL linear_##name(const u8* codes, i64 first, i64 count, const float* scales, const u8* zeros, i64 length,    \
-                         i64 inner, i64 block, i64 blocks, i64 shared, i64 flip, i64 zero, i64 run, i64 bounded,     \
-                         Bits<T>::type* out) {                                                                       \
+    KERNEL linear_##name(const u8* RESTRICT codes, i64 first, i64 count, const float* RESTRICT scales,               \
+                         const u8* RESTRICT zeros, i64 length, i64 inner, i64 block, i64 blocks, i64 shared,         \
+                         i64 flip, i64 zero, i64 run, i64 bounded, Bits<T>::type* RESTRICT out) {                    \
         Layout layout = {length, inner, block, blocks, shared != 0};                                                 \
         linear<T>(codes, first, count, scales, zeros, layout, (int)flip, (int)zero, (int)run, bounded != 0, out);    \
     }

@@ -7,7 +7,7 @@ template <typename V> DEVICE void fill(u32 value, i64 count, V* out) {
         u32 bits[GROUP] = {value, value, value, value};
         UNROLL
         for (int round = 0; round < ROUNDS; ++round) {
-            i64 at = tile + (i64)(round * THREADS + thread) * GROUP;
+            i64 at = tile + ahead_of(round, thread);
             if (at < count) put(out + at, bits, count - at, wide);
         }
     }

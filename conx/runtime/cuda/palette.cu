@@ -11,17 +11,23 @@ DEVICE u32 four_indices(const u8* packed, i64 at, i64 left, int per_byte, bool w
 }
 
 template <typename V>
-DEVICE void palette(const u8* packed, i64 first, i64 count, int per_byte, const V* values, i64 entries,
-                    const Layout& layout, V* out, u32* flags) {
+DEVICE void palette(const u8* RESTRICT packed, i64 first, i64 count, int per_byte, const V* RESTRICT values,
+                    i64 entries, const Layout& layout, V* RESTRICT out, u32* flags) {
     i64 tile = (i64)blockIdx.x * TILE;
     EACH_THREAD {
         bool whole = aligned(packed, GROUP) && aligned(out, GROUP * sizeof(V));
+        u32 read[ROUNDS], bits[GROUP];
+        UNROLL
+        for (int round = 0; round < ROUNDS; ++round) {
+            i64 at = tile + ahead_of(round, thread);
+            read[round] = at < count ? four_indices(packed, at, count - at, per_byte, whole) : 0;
+        }
         Places where = places(layout, first + tile);
         UNROLL
         for (int round = 0; round < ROUNDS; ++round) {
-            i64 ahead = (i64)(round * THREADS + thread) * GROUP, at = tile + ahead, left = count - at;
+            i64 ahead = ahead_of(round, thread), at = tile + ahead, left = count - at;
             if (left <= 0) continue;
-            u32 four = four_indices(packed, at, left, per_byte, whole), bits[GROUP];
+            u32 four = read[round];
             Place place_of = place(where, ahead);
             for (int j = 0; j < GROUP; ++j) {
                 if (j) step(where, place_of);
@@ -39,8 +45,9 @@ DEVICE void palette(const u8* packed, i64 first, i64 count, int per_byte, const 
 }
 
 #define PALETTE(V, size)                                                                                           \
-    KERNEL palette_##size(const u8* packed, i64 first, i64 count, i64 per_byte, const V* values, i64 entries,      \
-                          i64 length, i64 inner, i64 block, i64 blocks, V* out, u32* flags) {                      \
+    KERNEL palette_##size(const u8* RESTRICT packed, i64 first, i64 count, i64 per_byte, const V* RESTRICT values, \
+                          i64 entries, i64 length, i64 inner, i64 block, i64 blocks, V* RESTRICT out,              \
+                          u32* flags) {                                                                            \
         Layout layout = {length, inner, block, blocks, true};                                                      \
         palette<V>(packed, first, count, (int)per_byte, values, entries, layout, out, flags);                      \
     }

@@ -21,8 +21,9 @@ from conx.container.reader import Reader
 from conx.container.records import Tensor
 from conx.dtypes import DType
 from conx.errors import ConxError, FormatError
+from conx.runtime.cuda.batches import Addresses, Batch, Recipe
 from conx.runtime.cuda.device import Bytes, Device, Memory
-from conx.runtime.cuda.recipes import Addresses, Batch, Recipe, Transposed, recipe_for, refused
+from conx.runtime.cuda.recipes import Transposed, recipe_for, refused
 
 __all__ = ["Wanted", "decode_on_device", "recipe_of"]
 
@@ -114,11 +115,11 @@ def decode_on_device(
     Raises:
         FormatError, IntegrityError: the file is damaged; the message names the tensor.
     """
-    device.activate()
-    try:
-        return _Pipeline(reader, device).run(wanted, threads, progress)
-    finally:
-        device.synchronize()  # nothing may still read or write memory that is given back now
+    with device.active():
+        try:
+            return _Pipeline(reader, device).run(wanted, threads, progress)
+        finally:
+            device.synchronize()  # nothing may still read or write memory that is given back now
 
 
 class _Pipeline:
@@ -221,15 +222,15 @@ class _Pipeline:
 
     def _work(self, progress: Progress | None = None) -> None:
         try:
-            self.device.activate()
-            while not self.failed:
-                try:
-                    job = self.waiting.popleft()
-                except IndexError:
-                    return
-                self._decode(job)
-                self.finished.append(job.nbytes)
-                self._report(progress)
+            with self.device.active():
+                while not self.failed:
+                    try:
+                        job = self.waiting.popleft()
+                    except IndexError:
+                        return
+                    self._decode(job)
+                    self.finished.append(job.nbytes)
+                    self._report(progress)
         except BaseException as e:  # noqa: BLE001 - raised again on the caller's thread
             self.failed.append(e)
 

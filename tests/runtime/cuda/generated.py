@@ -15,8 +15,9 @@ from conx.codecs import Fill, Linear, Palette, Planes, Raw, TensorMeta
 from conx.codecs.base import Encoded
 from conx.codecs.exact import NARROWER
 from conx.dtypes import DType
+from conx.runtime.cuda.batches import Addresses, Batch, Recipe
 from conx.runtime.cuda.device import Device
-from conx.runtime.cuda.recipes import Addresses, Batch, Recipe, Transposed, recipe_for, refused
+from conx.runtime.cuda.recipes import Transposed, recipe_for, refused
 
 __all__ = ["FLOATS", "KINDS", "TARGETS", "Coded", "MalformedError", "by_codec", "by_device", "check", "generated"]
 
@@ -60,6 +61,11 @@ def by_device(
     device: Device, coded: Coded, target: DType, *, joined: int = 3, shift: int = 0, transposed: bool = False
 ) -> Array:
     """The values that a device makes, `joined` segments in a batch, `shift` elements and bytes off alignment."""
+    with device.active():
+        return _by_device(device, coded, target, joined, shift, transposed)
+
+
+def _by_device(device: Device, coded: Coded, target: DType, joined: int, shift: int, transposed: bool) -> Array:
     codec, meta, size = coded.encoded.codec, coded.meta, target.storage.itemsize
     bytewise = isinstance(codec, Palette | Planes) or (isinstance(codec, Linear) and codec.pack == 1)
     off = shift if bytewise else 16 * shift  # a GPU reads numbers of several bytes from multiples of their size only
@@ -68,7 +74,6 @@ def by_device(
     if transposed:
         rows, columns = meta.shape
         recipe = Transposed(recipe, rows, columns, size)
-    device.activate()
     stream = device.stream()
     kept: list[Any] = []
     tables = []

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,9 @@ class HostDevice:
         self.lock = threading.RLock()
         self.on = on  # called with the name of each operation; what it raises, the operation raises
 
-    def activate(self) -> None:
-        self.on("activate")
+    def active(self) -> AbstractContextManager[Any]:
+        self.on("active")
+        return nullcontext()
 
     def alloc(self, nbytes: int) -> HostMemory:
         self.on("alloc")

@@ -45,7 +45,8 @@ def test_every_step(
     monkeypatch.setattr(gpu_check, "_timed", once)
     monkeypatch.setattr(gpu_check, "_copy_speed", lambda *_: 1e9)
     monkeypatch.setattr(gpu_check, "_free", lambda _: 0)
-    monkeypatch.setattr(gpu_check, "_zero_copy", lambda *_: None)  # another process, which has no such device
+    for name in ("_zero_copy", "_arrays"):  # another process, which has no such device; and CuPy's arrays
+        monkeypatch.setattr(gpu_check, name, lambda *_: None)
     given = {"w": normal(300, 500), "v": normal(500, 300)}
     path = save(
         model("g (float[n, 300] x) => (float[n, 300] y) { h = MatMul(x, w) y = MatMul(h, v) }", given),

