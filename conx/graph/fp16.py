@@ -14,14 +14,18 @@ Works on names and scopes of the protobuf message itself, since sparse initializ
 pass through unharmed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from conx.graph.fp16_graph import all_names, constants_to_initializers, drop_unused, forget_defaults, inlined
-from conx.graph.fp16_values import half_tensor, values_hold
+from conx.graph.fp16_graph import all_names, constants_to_initializers, drop_unused, narrow_edges, prepared
+from conx.graph.fp16_rules import CLIPPED, MOVES, NARROW, STAGES, STATISTICS, TYPED, WIDE, WRAPS
+from conx.graph.fp16_types import bound_types, output_type
+from conx.graph.fp16_values import as_float32, half_tensor, values_hold
+from conx.graph.fp32 import Widening
+from conx.graph.fp32_fields import speaks_of
 from conx.graph.lift import subgraphs
 from conx.graph.read import SourceModel, Weight, weight_number
 from conx.graph.schemas import Signature, signature
@@ -30,57 +34,28 @@ __all__ = ["Half", "to_float16"]
 
 FLOAT, HALF, UNKNOWN = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UNDEFINED
 
-# Stay float32: what they compute can leave float16's range, or sums up many values.
-WIDE = {
-    "Acosh", "Atanh", "Cosh", "CumSum", "Exp", "GridSample", "Log", "LogSoftmax", "LpNormalization", "Mod", "Pow",
-    "Range", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Reciprocal", "ReduceL1",
-    "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Sinh",
-    "Softplus", "Sqrt", "Tan", "Cos", "Sin", "DFT", "STFT",
-}  # fmt: skip
-# With a large weight they compute in float16 whatever they are fed: this is where its speed is.
-NARROW = {
-    "Attention", "BatchNormalization", "Conv", "ConvTranspose", "DeformConv", "Einsum", "EmbedLayerNormalization",
-    "FusedConv", "FusedGemm", "FusedMatMul", "GRU", "Gather", "Gemm", "GroupNorm", "GroupNormalization",
-    "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MultiHeadAttention", "PackedAttention", "RNN",
-    "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
-}  # fmt: skip
-# What only moves values: of a weight it gives a weight.
-MOVES = {
-    "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-}  # fmt: skip
-# A constant beyond float16's range is a bound or a mask here, and may be clipped. Not where it is added: of a row that
-# is masked throughout, float32 leaves nothing but the mask.
-CLIPPED = {"Where", "Max", "Min", "Clip", "Pad"}
-# Whose outputs' type is said by an attribute: it stays.
-TYPED = {"Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Multinomial", "Bernoulli", "OneHot", "BitCast"}
-# What puts values into sequences and optionals: of these, schemas do not say which type they hold.
-WRAPS = {"Optional", "OptionalGetElement", "SequenceConstruct", "SequenceInsert", "SplitToSequence"}
-# How far a normalization in parts has come, from the operator and how far its inputs had. What it makes of float16
-# values float16 holds again; and its factors have to be float16 then, for onnxruntime fuses them with what came in.
-STAGES = {
-    ("Add", "mean", "constant"): "mean",
-    ("Add", "constant", "mean"): "mean",
-    ("Sqrt", "mean"): "deviation",
-    ("Reciprocal", "deviation"): "inverse",
-    ("Div", "constant", "deviation"): "inverse",
-    ("Sub", "half", "mean"): "centered",
-    ("Div", "half", "deviation"): "normalized",
-    ("Div", "centered", "deviation"): "normalized",
-    ("Mul", "half", "inverse"): "normalized",
-    ("Mul", "inverse", "half"): "normalized",
-    ("Mul", "centered", "inverse"): "normalized",
-    ("Mul", "inverse", "centered"): "normalized",
-}
-STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}  # small variances count
-
 
 @dataclass
 class Half:
-    """The float16 model, and why nodes stayed float32: {reason: number of nodes}."""
+    """The float16 model, and what became of which node. A node is named by its first output in the source.
+
+    Attributes:
+        model: the graph, its weights stubs.
+        wide: why nodes stayed float32: {reason: number of nodes}.
+        kept: those that were asked to stay float32, and why.
+        narrow: nodes that compute in float16, in order: {first output in `model`: first output in the source}.
+        values: values that are float16, and the nodes that give them.
+        entries: float32 values that are cast to float16, and the nodes that they are cast for.
+        error: square root of the error's power over the output's, of the worst output, where it was measured.
+    """
 
     model: onnx.ModelProto
     wide: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    narrow: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, list[str]] = field(default_factory=dict)
+    error: float | None = None
 
 
 @dataclass
@@ -110,35 +85,40 @@ class _Value:
 _Scope = dict[str, _Value]
 
 
-def to_float16(source: SourceModel) -> Half:
+def to_float16(source: SourceModel, keep: Mapping[str, str] | None = None, *, io: bool = False) -> Half:
     """Make the float16 model of a float32 one. Its weights stay stubs, those that are float16 with that type.
 
-    Local functions are inlined where they can be. The source is not changed.
+    Local functions are inlined where they can be. What is float16 in the source stays so; bfloat16 becomes float16
+    where float32 would. The source is not changed.
+
+    Args:
+        source: the model.
+        keep: nodes that stay float32, by their first output, and why.
+        io: make the graph's float32 inputs and outputs float16 too, without casts. Otherwise they keep their types.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(source.proto)
-    model.ClearField("training_info")
-    if model.functions:
-        model = inlined(model)
-    if model.ir_version < 4:  # there, every initializer is an input too, and as constant as any
-        forget_defaults(model.graph)
-    half = Half(model)
-    _Pass(half, source.weights).run()
+    if speaks_of(source.proto, {TensorProto.BFLOAT16}):
+        half = Half(Widening(source.proto).run())
+    else:
+        half = Half(prepared(source.proto))
+    _Pass(half, source.weights, keep or {}, io).run()
     return half
 
 
 class _Pass:
-    def __init__(self, half: Half, weights: Sequence[Weight]) -> None:
-        self.half, self.weights = half, weights
+    def __init__(self, half: Half, weights: Sequence[Weight], keep: Mapping[str, str], io: bool) -> None:
+        self.half, self.weights, self.keep, self.io = half, weights, keep, io
         self.model = half.model
         self.opsets = {o.domain: o.version for o in self.model.opset_import}
         self.opsets.setdefault("", self.opsets.get("ai.onnx", 1))
         self.names = set(all_names(self.model.graph))
         self.copies: dict[str, str] = {}  # float16 initializers: whose they are
         self.fits: dict[tuple[int, bool, bool], bool] = {}
+        self.edges: set[str] = set()  # inputs and outputs that become float16
 
     def run(self) -> None:
         graph = self.model.graph
+        if self.io:
+            self.edges = narrow_edges(graph)
         self.graph(graph, {})
         drop_unused(graph, self.copies)
 
@@ -148,12 +128,18 @@ class _Pass:
         for i, info in enumerate(graph.input):
             kind = info.type.tensor_type.elem_type or (given[i] if i < len(given) else UNKNOWN)
             scope[info.name] = _Value(kind, kind, {kind: info.name})
+            if info.name in self.edges:
+                scope[info.name] = _Value(FLOAT, HALF, {HALF: info.name})
         fixed = {v.name for v in (*graph.input, *graph.output)}
         constants_to_initializers(graph, fixed)
         for tensor in graph.initializer:
             constant = None if tensor.name in fixed else tensor
             kind, large = tensor.data_type, weight_number(tensor) is not None
-            scope[tensor.name] = _Value(kind, kind, {kind: tensor.name}, constant, graph, large)
+            if tensor.name not in self.edges:
+                scope[tensor.name] = _Value(kind, kind, {kind: tensor.name}, constant, graph, large)
+            elif kind == FLOAT:
+                tensor.CopyFrom(half_tensor(tensor, tensor.name))
+                scope[tensor.name] = _Value(FLOAT, HALF, {HALF: tensor.name})
         for sparse in graph.sparse_initializer:
             kind = sparse.values.data_type
             scope[sparse.values.name] = _Value(kind, kind, {kind: sparse.values.name})
@@ -170,30 +156,47 @@ class _Pass:
         version = self.opsets.get(node.domain, self.opsets[""] if node.domain == "ai.onnx" else 1)
         found = signature(node.domain, node.op_type, version)
         inputs = [scope.get(name) for name in node.input]
+        kinds = [UNKNOWN if value is None else value.original for value in inputs]
         if node.op_type == "Cast" and node.domain in ("", "ai.onnx") and inputs[0] is not None:
             self.cast(node, inputs[0], scope, nodes, node.output[0] in returned)
             return
-        variables = _bound(found, inputs)
+        first = node.output[0] if node.output else ""
+        variables = bound_types(found, kinds)
         half = set() if any(subgraphs(node)) else self.decide(node, found, inputs, variables)
         for slot, value in enumerate(inputs):
             if value is not None and value.original in (FLOAT, HALF):
                 narrow = value.original == HALF or (found is not None and found.input(slot) in half)
+                if narrow and value.now == FLOAT and value.tensor is None:
+                    self.half.entries.setdefault(value.name, []).append(first)
                 node.input[slot] = self.use(value, HALF if narrow else FLOAT, nodes)
-        inner = self.subgraphs(node, scope, inputs)
+        inner = self.subgraphs(node, scope, kinds)
         nodes.append(node)
         for slot, name in enumerate(node.output):
             if name:
-                kind = self.output_type(node, slot, found, variables, inputs, inner)
+                kind = output_type(node, slot, found, variables, kinds, inner)
                 narrow = kind == FLOAT and found is not None and found.output(slot) in half
                 self.define(node, slot, kind, narrow, scope, nodes, name in returned)
+                if narrow:
+                    self.half.values[name] = first
                 scope[name].stage = _stage(node.op_type, inputs)
                 scope[name].weight = node.op_type in MOVES and _moves_weights(found, inputs)
+        if half:
+            self.half.narrow[node.output[0]] = first
 
     def cast(
         self, node: onnx.NodeProto, value: _Value, scope: _Scope, nodes: list[onnx.NodeProto], returned: bool
     ) -> None:
         """A Cast of the model. Between float32 and float16 it gives another name to what is there already."""
         name, to = node.output[0], int(helper.get_node_attr_value(node, "to"))
+        if name in self.edges and returned:
+            node.output[0] = self.fresh(name)
+            self.cast(node, value, scope, nodes, False)
+            scope[name] = made = scope.pop(node.output[0])
+            if HALF in made.names:
+                nodes.append(helper.make_node("Identity", [made.names[HALF]], [name]))
+            else:
+                nodes.append(helper.make_node("Cast", [made.name], [name], to=HALF))
+            return
         exact = to in (value.original, FLOAT)
         floats = {value.original, to} <= {FLOAT, HALF} and (exact or value.tensor is None)
         if not floats or returned:
@@ -221,7 +224,13 @@ class _Pass:
     ) -> None:
         """Put a node's output into scope; what the graph returns is cast back to its type under its name."""
         name = node.output[slot]
-        if not narrow:
+        if name in self.edges:
+            scope[name] = _Value(FLOAT, HALF, {HALF: name})
+            if not narrow:
+                node.output[slot] = fresh = self.fresh(name)
+                nodes.append(helper.make_node("Cast", [fresh], [name], to=HALF))
+                scope[name] = _Value(FLOAT, FLOAT, {FLOAT: fresh, HALF: name})
+        elif not narrow:
             scope[name] = _Value(kind, kind, {kind: name})
         elif returned:
             fresh = self.fresh(name)
@@ -252,12 +261,11 @@ class _Pass:
         self.names.add(new)
         return new
 
-    def subgraphs(self, node: onnx.NodeProto, scope: _Scope, inputs: list[_Value | None]) -> list[list[int]]:
+    def subgraphs(self, node: onnx.NodeProto, scope: _Scope, given: list[int]) -> list[list[int]]:
         """Convert the graphs in a node's attributes. What goes in and comes out of them stays as it was.
 
         Answers the types of what each graph gives.
         """
-        given = [UNKNOWN if value is None else value.original for value in inputs]
         if node.op_type == "Loop":
             given = [TensorProto.INT64, TensorProto.BOOL, *given[2:]]
         found = []
@@ -265,37 +273,6 @@ class _Pass:
             inner = self.graph(graph, scope, given)
             found.append([inner[v.name].original if v.name in inner else UNKNOWN for v in graph.output])
         return found
-
-    def output_type(
-        self,
-        node: onnx.NodeProto,
-        slot: int,
-        found: Signature | None,
-        variables: dict[str, int],
-        inputs: list[_Value | None],
-        inner: list[list[int]],
-    ) -> int:
-        """The type that an output has in the source."""
-        if inner and node.op_type != "SequenceMap":  # which gives sequences of what its graph gives
-            given = slot + (node.op_type == "Loop")
-            return next((kinds[given] for kinds in inner if given < len(kinds) and kinds[given]), UNKNOWN)
-        attributes = {a.name: a for a in node.attribute}
-        if node.op_type == "Constant":
-            return _constant_type(attributes)
-        if node.op_type == "ConstantOfShape":
-            return attributes["value"].t.data_type if "value" in attributes else FLOAT
-        said = attributes.get("to", attributes.get("dtype"))
-        if said is not None and said.type == onnx.AttributeProto.INT:
-            return int(said.i)
-        like = _LIKE.get(node.op_type)
-        if like is not None and len(inputs) > like and (value := inputs[like]) is not None:
-            return value.original
-        if found is None:
-            return UNKNOWN
-        kind = found.output(slot)
-        if kind in variables:
-            return variables[kind]
-        return _TYPES.get(kind, FLOAT if node.op_type in WIDE else UNKNOWN)
 
     def decide(
         self, node: onnx.NodeProto, found: Signature | None, inputs: list[_Value | None], variables: dict[str, int]
@@ -305,6 +282,10 @@ class _Pass:
         if not floats or found is None:
             return set()
         half = floats & found.half
+        kept = next((name for name in node.output if name in self.keep), None)
+        if kept is not None and half:
+            self.half.kept[kept] = self.keep[kept]
+            return self.stays(self.keep[kept].partition(":")[0])
         given = zip(node.input, inputs, strict=True)
         if any(name and found.input(i) in half and _unknown(value) for i, (name, value) in enumerate(given)):
             return self.stays(f"{node.op_type} of values of unknown type")
@@ -337,7 +318,8 @@ class _Pass:
         key = (number, strict, clipped)
         if key not in self.fits:
             weight = self.weights[number]
-            self.fits[key] = values_hold(weight.blocks(1 << 24), weight.shape, strict, clipped)
+            blocks = (as_float32(block, weight.dtype) for block in weight.blocks(1 << 24))
+            self.fits[key] = values_hold(blocks, weight.shape, strict, clipped)
         return self.fits[key]
 
 
@@ -368,47 +350,3 @@ def _moves_weights(found: Signature | None, inputs: list[_Value | None]) -> bool
 
 def _unknown(value: _Value | None) -> bool:
     return value is None or value.original == UNKNOWN
-
-
-def _bound(found: Signature | None, inputs: list[_Value | None]) -> dict[str, int]:
-    """The types that the schema's variables have, from the inputs."""
-    variables: dict[str, int] = {}
-    for slot, value in enumerate(inputs):
-        if found is not None and value is not None and value.original != UNKNOWN:
-            kind = found.input(slot)
-            if "(" not in kind:
-                variables.setdefault(kind, value.original)
-    return variables
-
-
-def _constant_type(attributes: dict[str, onnx.AttributeProto]) -> int:
-    for name, attribute in attributes.items():
-        if name == "value":
-            return attribute.t.data_type
-        if name == "sparse_value":
-            return attribute.sparse_tensor.values.data_type
-        if name.startswith("value_"):
-            kinds = {"value_float": FLOAT, "value_floats": FLOAT, "value_int": TensorProto.INT64}
-            return kinds.get(name, TensorProto.INT64 if name == "value_ints" else TensorProto.STRING)
-    return UNKNOWN
-
-
-_LIKE = {  # which input's type the output has, where no attribute says it
-    "Bernoulli": 0,
-    "CastLike": 1,
-    "EyeLike": 0,
-    "OneHot": 2,
-    "RandomNormalLike": 0,
-    "RandomUniformLike": 0,
-}
-_TYPES = {
-    "tensor(float)": FLOAT,
-    "tensor(float16)": HALF,
-    "tensor(double)": TensorProto.DOUBLE,
-    "tensor(int64)": TensorProto.INT64,
-    "tensor(int32)": TensorProto.INT32,
-    "tensor(bool)": TensorProto.BOOL,
-    "tensor(uint8)": TensorProto.UINT8,
-    "tensor(int8)": TensorProto.INT8,
-    "tensor(string)": TensorProto.STRING,
-}

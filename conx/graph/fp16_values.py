@@ -1,15 +1,18 @@
 """Which constants float16 can hold, and constants as float16."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from conx.codecs.convert import convert
+from conx.dtypes import DType
 from conx.graph.read import weight_number
 
-__all__ = ["half_tensor", "values_hold"]
+__all__ = ["as_float32", "half_tensor", "values_hold"]
 
 HALF = TensorProto.FLOAT16
 LARGEST = 65504.0
@@ -40,6 +43,15 @@ def values_hold(
             if (bent > LOST * (kept if strict else kept.max(initial=0))).any():
                 return False
     return True
+
+
+def as_float32(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[np.float32]:
+    """Float values, in the storage type of `dtype`, as float32."""
+    if dtype is DType.FLOAT32:
+        return values
+    wide = np.empty(values.size, np.float32)
+    convert(values, dtype, DType.FLOAT32, wide)
+    return wide
 
 
 def half_tensor(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:

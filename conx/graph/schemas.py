@@ -34,6 +34,12 @@ class Signature:
         return _at(self.outputs, slot, self.variadic_output)
 
 
+# Operators of onnxruntime's that stand in onnx's own domain, and that models really have.
+UNOFFICIAL = {
+    "SimplifiedLayerNormalization": Signature(("T", "V"), ("V", "U"), False, False, frozenset({"T", "V"})),
+}
+
+
 @cache
 def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     """The signature of an operator at an opset version, or None if it is not known."""
@@ -42,7 +48,7 @@ def signature(domain: str, op_type: str, opset: int) -> Signature | None:
     try:
         schema = defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
     except defs.SchemaError:
-        return None
+        return UNOFFICIAL.get(op_type) if domain in ("", "ai.onnx") else None
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         inputs=tuple(p.type_str for p in schema.inputs),

@@ -381,14 +381,23 @@ def test_models_without_float32_are_left_alone(dtype: str, tmp_path: Path) -> No
     assert half == onnx.load(conx.unpack(tmp_path / "m.conx", tmp_path / "o.onnx", precision="original"))
 
 
-def test_a_bfloat16_model_is_left_alone(tmp_path: Path) -> None:
-    """Its range is not that of float16."""
-    words = (normal(30, 20).view(np.uint32) >> 16).astype(np.uint16)
-    weight = TensorProto(data_type=TensorProto.BFLOAT16, dims=[30, 20], raw_data=words.tobytes())
-    text = "g (float[2, 30] x) => (float[2, 20] y) { a = Cast <to = 16> (x) b = MatMul(a, w) y = Cast <to = 1> (b) }"
-    made = model(text, {"w": weight})
+def test_a_bfloat16_model_becomes_float16(tmp_path: Path) -> None:
+    """But for what float16 cannot hold of it."""
+    large = normal(20, 10)
+    large[0, 0] = 1e6
+    text = """g (bfloat16[2, 30] x) => (float[2, 10] y) {
+        b = MatMul(x, w) c = MatMul(b, v) y = Cast <to = 1> (c)
+    }"""
+    weights = {}
+    for name, values in (("w", normal(30, 20)), ("v", large)):
+        words = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+        weights[name] = TensorProto(data_type=TensorProto.BFLOAT16, dims=values.shape, raw_data=words.tobytes())
+    weights["v"].dims[:] = [20, 10]
+    made = model(text, weights)
     half = float16(made, tmp_path)
-    assert half == onnx.load(conx.unpack(tmp_path / "m.conx", tmp_path / "o.onnx", precision="original"))
+    look_over(half, made)
+    assert types(half)["w"] == HALF
+    assert types(half)["v"] == FLOAT
 
 
 def test_a_mixed_model(tmp_path: Path) -> None:
@@ -422,6 +431,25 @@ def test_weights_that_the_model_casts(tmp_path: Path) -> None:
     made = model(text, {"w": normal(30, 20, scale=0.2).astype(np.float16)})
     half = check(made, {"x": normal(2, 30)}, tmp_path)
     assert [node.op_type for node in half.graph.node] == ["Cast", "MatMul", "Relu", "Cast"]
+
+
+def test_nodes_in_no_order(tmp_path: Path) -> None:
+    """As onnxruntime takes them, but in branches; then no node comes before what it or its branches use."""
+    made = model(
+        """g (float[2, 20] x, bool c) => (float[2, 20] y) {
+            a = MatMul(x, w)
+            y = If (c) <
+                then_branch = p () => (float[2, 20] yp) { b = MatMul(a, w) yp = MatMul(b, v) },
+                else_branch = q () => (float[2, 20] yq) { yq = MatMul(a, v) }
+            >
+        }""",
+        {"w": W, "v": V},
+    )
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in reversed(made.graph.node)]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    half = check(made, {"x": X, "c": np.array(True)}, tmp_path, {"x": X, "c": np.array(False)})
+    assert types(half) == {"w": HALF, "v": HALF}
 
 
 def assert_streams(path: Path, count: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.builders import model, normal
+from tests.builders import model, normal, run_plain, save
 from tests.graph.test_fp16 import FLOAT, HALF, V, W, X, check, float16, look_over, number, types
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -203,6 +203,22 @@ def test_operators_of_onnxruntime(tmp_path: Path) -> None:
     half = check(made, {"x": normal(1, 6, 264), "m": np.array([[1, 1, 1, 1, 0, 0]], np.int32)}, tmp_path)
     assert set(types(half).values()) == {HALF}
     assert [node.op_type for node in half.graph.node].count("Cast") == 2
+
+
+def test_a_normalization_that_only_onnxruntime_knows(tmp_path: Path) -> None:
+    """In onnx's own domain, as exporters of language models write it."""
+    made = model(
+        """g (float[2, 20] x) => (float[2, 20] y) {
+            a = MatMul(x, w) n = SimplifiedLayerNormalization(a, g) y = MatMul(n, v)
+        }""",
+        {"w": W, "v": V, "g": normal(20) + 1},
+    )
+    path = save(made, tmp_path / "m.onnx")
+    half = float16(made, tmp_path)
+    assert set(types(half).values()) == {HALF}
+    np.testing.assert_allclose(
+        run_plain(half.SerializeToString(), {"x": X})[0], run_plain(path, {"x": X})[0], 0.01, 0.01
+    )
 
 
 def test_operators_that_nobody_knows(tmp_path: Path) -> None:

@@ -8,16 +8,21 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-from conx.graph.schemas import CONTRIB, signature
+from conx.graph.schemas import CONTRIB, UNOFFICIAL, signature
 
 MADE_WITH = (1, 32)  # the onnxruntime that the table was written with; others have other operators
 
 
 @pytest.fixture(scope="module")
-def schemas() -> dict[str, Any]:
+def known() -> dict[tuple[str, str], Any]:
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) != MADE_WITH:
         pytest.skip(f"onnxruntime {onnxruntime.__version__} is not that of the table")
-    return {s.name: s for s in state.get_all_operator_schema() if s.domain == CONTRIB}
+    return {(s.domain, s.name): s for s in state.get_all_operator_schema()}
+
+
+@pytest.fixture(scope="module")
+def schemas(known: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    return {name: schema for (domain, name), schema in known.items() if domain == CONTRIB}
 
 
 def rows() -> dict[str, Any]:
@@ -34,6 +39,16 @@ def test_types_are_those_of_onnxruntime(name: str, schemas: dict[str, Any]) -> N
     assert row["outputs"] == [p.typeStr for p in schema.outputs]
     half = {c.type_param_str for c in schema.type_constraints if "tensor(float16)" in c.allowed_type_strs}
     assert set(row["half"]) == half
+
+
+@pytest.mark.parametrize("name", UNOFFICIAL)
+def test_types_of_operators_in_the_domain_of_onnx(name: str, known: dict[tuple[str, str], Any]) -> None:
+    found, schema = signature("", name, 17), known["", name]
+    assert found is not None
+    assert found.inputs == tuple(p.typeStr for p in schema.inputs)
+    assert found.outputs == tuple(p.typeStr for p in schema.outputs)
+    half = {c.type_param_str for c in schema.type_constraints if "tensor(float16)" in c.allowed_type_strs}
+    assert found.half == half
 
 
 def test_most_operators_are_there(schemas: dict[str, Any]) -> None:
