@@ -16,6 +16,7 @@ from conx.errors import ConxError, FormatError, IntegrityError, ModelError, Unsu
 if TYPE_CHECKING:
     from conx.arrays import dequantize_array
     from conx.checking import check
+    from conx.dequantizing import dequantize
     from conx.inspection import inspect
     from conx.packing.pipeline import pack
     from conx.packing.report import PackReport
@@ -34,6 +35,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "check",
+    "dequantize",
     "dequantize_array",
     "inspect",
     "pack",
@@ -46,6 +48,7 @@ _HOMES = {
     "InferenceSession": ("conx.runtime.session", "cpu"),
     "PackReport": ("conx.packing.report", "pack"),
     "check": ("conx.checking", ""),
+    "dequantize": ("conx.dequantizing", "pack"),
     "dequantize_array": ("conx.arrays", ""),
     "inspect": ("conx.inspection", ""),
     "pack": ("conx.packing.pipeline", "pack"),

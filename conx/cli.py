@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import conx
 from conx.errors import ConxError
-from conx.packing.settings import PRECISIONS
+from conx.packing.settings import PRECISIONS, SMALLEST
 from conx.report import bytes_text, table
 
 if TYPE_CHECKING:
@@ -88,6 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("model", metavar="MODEL.onnx")
     pack.add_argument("-o", "--output", metavar="OUT.conx", help="default: the model's name with .conx")
     pack.add_argument("--lossless", action="store_true", help="keep every weight bit for bit")
+    # An option of its own, as one with a value that may be left out would take the model's name for it.
+    pack.add_argument(
+        f"--lossless={SMALLEST}",
+        dest="lossless",
+        action="store_const",
+        const=SMALLEST,
+        default=False,
+        help="the same in a smaller file that loads more slowly",
+    )
     pack.add_argument(
         "--bits", type=int, choices=range(2, 9), help="bits of a code (default 8); fewer are smaller and coarser"
     )
@@ -105,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATTERN=RULE",
-        help="a rule for weights of such names: lossless, or bits:N,block:N, or palette:N,group:N",
+        help="a rule for weights of such names: lossless, smallest, or bits:N,block:N, or palette:N,group:N",
     )
     pack.add_argument(
         "--precisions",

@@ -29,6 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "checking": STORE | {"runtime"},
     "inspection": STORE | {"graph"},
     "unpacking": STORE | {"graph", "runtime"},
+    "dequantizing": {"graph"},
     "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection", "verification"},
     "report": set(),
     "feeds": {"errors"},
@@ -36,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     # What follows uses conx as anybody does, by its public names.
     "demo": {"__init__", "errors", "report"},
     "doctor": {"__init__", "errors", "report", "runtime"},
-    "cli": {"__init__", "errors", "report", "inspection", "packing", "verification", "demo", "doctor"},
+    "cli": {"__init__", "errors", "dequantizing", "report", "inspection", "packing", "verification", "demo", "doctor"},
     "__main__": {"cli"},
     # The public names. Only _version and errors are really imported, the others when they are first asked for: see
     # test_import_conx_loads_nothing_heavy.
@@ -46,6 +47,7 @@ LAYERS: dict[str, set[str]] = {
         "arrays",
         "runtime",
         "checking",
+        "dequantizing",
         "inspection",
         "unpacking",
         "packing",
@@ -67,6 +69,7 @@ HOMES = {
 LATE_IMPORTS = {
     ("conx.arrays", "conx.runtime.cuda"): "optional",
     ("conx.cli", "conx.demo"): "a command imports its own part only",
+    ("conx.cli", "conx.dequantizing"): "a command imports its own part only",
     ("conx.cli", "conx.doctor"): "a command imports its own part only",
     ("conx.cli", "rich"): "optional",
     ("conx.doctor", "conx.runtime"): "it tells what is missing where onnxruntime is",

@@ -10,7 +10,7 @@ import pytest
 
 import conx
 
-FUNCTIONS = ["pack", "unpack", "inspect", "check", "verify", "dequantize_array"]
+FUNCTIONS = ["pack", "unpack", "inspect", "check", "verify", "dequantize_array", "dequantize"]
 CLASSES = [
     "InferenceSession",
     "PackReport",
@@ -67,7 +67,7 @@ def test_submodules_do_not_hide_public_names() -> None:
     modules = [
         module.name
         for module in pkgutil.walk_packages(conx.__path__, "conx.")
-        if module.name != "conx.__main__" and not module.name.startswith("conx.runtime.cuda")
+        if module.name != "conx.__main__" and not module.name.startswith("conx.runtime.cuda.cupy_")
     ]
     assert modules
     code = (

@@ -12,7 +12,14 @@ from conx.graph.lift import nested_graphs
 from conx.graph.read import SourceModel, weight_number
 from conx.graph.ties import Tie
 
-__all__ = ["computes_in_floats", "graph_facts", "is_quantized_operator", "parameter_count", "parameter_counts"]
+__all__ = [
+    "computes_in_floats",
+    "graph_facts",
+    "is_quantized_model",
+    "is_quantized_operator",
+    "parameter_count",
+    "parameter_counts",
+]
 
 # Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
 PARAMETER_TYPES = {t for t in DType if t.is_float} | {
@@ -72,6 +79,11 @@ def parameter_count(source: SourceModel) -> int:
 def computes_in_floats(source: SourceModel) -> bool:
     """Whether no operator computes with quantized values; weights may be dequantized as the model runs."""
     return not any(is_quantized_operator(op) and op != "DequantizeLinear" for op in _operators(source.proto))
+
+
+def is_quantized_model(model: onnx.ModelProto) -> bool:
+    """Whether an operator has quantized operands, or makes floats of them."""
+    return any(map(is_quantized_operator, _operators(model)))
 
 
 def _operators(model: onnx.ModelProto) -> set[str]:
