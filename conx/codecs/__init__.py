@@ -5,6 +5,7 @@ from typing import Any
 
 from conx.codecs.base import Array, Buffer, Codec, Decoder, Encoded, TensorMeta
 from conx.codecs.fill import Fill
+from conx.codecs.heads import Heads
 from conx.codecs.linear import Linear
 from conx.codecs.palette import Palette
 from conx.codecs.planes import Planes
@@ -19,6 +20,7 @@ __all__ = [
     "Decoder",
     "Encoded",
     "Fill",
+    "Heads",
     "Linear",
     "Palette",
     "Planes",
@@ -30,6 +32,7 @@ __all__ = [
 
 CODECS: dict[str, type[Codec]] = {
     "fill": Fill,
+    "heads": Heads,
     "linear": Linear,
     "palette": Palette,
     "planes": Planes,

@@ -33,7 +33,7 @@ from conx.errors import FormatError, UnsupportedError
 __all__ = ["DRAFT", "FEATURES", "content_id", "parse_index", "serialize_index"]
 
 DRAFT = "draft-2"
-FEATURES = frozenset({DRAFT, "codec:raw", "codec:planes", "codec:linear", "codec:palette", "codec:fill"})
+FEATURES = frozenset({DRAFT, "codec:raw", "codec:planes", "codec:linear", "codec:palette", "codec:fill", "codec:heads"})
 """What the format defines today. A feature is a name here, so that its absence can be named; codecs live elsewhere."""
 
 

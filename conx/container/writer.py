@@ -1,7 +1,7 @@
 """Writing a file: streams go into chunks as they come, then header, index, chunk table and chunks are put together.
 
 Where a stream lies is known when it is added, as a chunk's number is reserved before its content is complete:
-- A stream of less than 32 KiB shares a chunk with others of its kind, which have like statistics.
+- A stream of less than 8 KiB shares a chunk with others of its kind, which have like statistics.
 - A larger one has chunks of its own.
 - Each segment of a tensor of several segments has chunks of its own, one for each main stream.
 - Graphs share chunks, so that nearly equal ones are stored nearly once.
@@ -26,7 +26,7 @@ from conx.container.target import Target
 
 __all__ = ["Writer"]
 
-_SMALL = 2**15
+_SMALL = 2**13
 _GROUP = 2**18
 _OWN = 2**22
 _GRAPHS = 2**20

@@ -15,6 +15,7 @@ from conx.codecs.base import Encoded, TensorMeta
 from conx.codecs.convert import convert
 from conx.codecs.exact import NARROWER, narrowed
 from conx.codecs.fill import Fill
+from conx.codecs.heads import Heads
 from conx.codecs.linear import Linear
 from conx.codecs.palette import Palette
 from conx.codecs.planes import Planes
@@ -25,17 +26,19 @@ from conx.container.limits import SEGMENT
 from conx.dtypes import DType
 from conx.graph.channels import ChannelAxis
 from conx.packing.axes import Axes
+from conx.packing.expected import HEAD_BITS, plain_heads, smallest_heads
 from conx.quantize.grid import Grid, fit_grid
 from conx.quantize.palette import Palette as FittedPalette
 from conx.quantize.palette import exact_palette, fit_palette
 from conx.quantize.rules import Rule
 
-__all__ = ["MIN_CODED", "Choice", "as_float32", "choose"]
+__all__ = ["MIN_CODED", "Choice", "as_float32", "choose", "smallest_of"]
 
 MIN_CODED = 1024  # elements; smaller tensors are not worth any error
 SAMPLES = 3  # segments looked at when sizes are compared
 LARGEST = 2.0**127  # a code times a scale may be half a step larger than the value, and must stay finite
 LOOSE = 1.02  # a lossless form that is no more than this much larger than a lossy one is preferred
+FAST = 1.005  # heads that are no more than this much larger than planes are preferred, as they decode faster
 
 Array = npt.NDArray[Any]
 
@@ -59,20 +62,20 @@ def choose(data: Array, shape: tuple[int, ...], dtype: DType, rule: Rule, axes: 
         axes: where the output channels lie.
     """
     meta = TensorMeta(shape, dtype)
-    exact = _exact(data, meta)
+    exact = _exact(data, meta, rule.smallest)
     coded = _coded(data, meta, rule, axes) if not isinstance(exact[0].codec, Fill) else []
     few_values = any(isinstance(e.codec, Palette) for e in exact)
     if coded and few_values and not axes.known:
         coded = []
     if not coded:
-        return Choice(_smallest(exact, meta)[0], True)
-    best, size = _smallest(coded, meta)
-    lossless, lossless_size = _smallest(exact, meta)
+        return Choice(_smallest_exact(exact, meta, rule.smallest)[0], True)
+    best, size = smallest_of(coded, meta)
+    lossless, lossless_size = _smallest_exact(exact, meta, rule.smallest)
     limit = LOOSE * size if few_values else size
     return Choice(lossless, True) if lossless_size <= limit else Choice(best, False)
 
 
-def _exact(data: Array, meta: TensorMeta) -> list[Encoded]:
+def _exact(data: Array, meta: TensorMeta, smallest: bool) -> list[Encoded]:
     """The ways of storing the values bit for bit that can be of use."""
     if meta.count and meta.dtype.bits >= 8 and _all_equal(data):
         return [Encoded(Fill(), (data[:1].tobytes(),), data)]
@@ -82,17 +85,32 @@ def _exact(data: Array, meta: TensorMeta) -> list[Encoded]:
         if palette is not None:
             found.append(_palette(palette, None, None))
     if meta.dtype.is_float and meta.dtype.bits >= 8:
-        planes = _planes(data, meta.dtype)
+        kept, stored = _narrowest(data, meta.dtype)
+        planes = Encoded(Planes(stored=stored), (), kept)
         found = [planes, *found] if meta.dtype.bits >= 16 else [*found, planes]
+        if smallest and meta.dtype in HEAD_BITS:
+            found = [smallest_heads(kept, meta, stored), *found]
+        elif meta.dtype in HEAD_BITS and (stored or meta.dtype) is not DType.FLOAT64:
+            found = [plain_heads(kept, stored), *found]
     return found
 
 
-def _planes(data: Array, dtype: DType) -> Encoded:
+def _smallest_exact(exact: Sequence[Encoded], meta: TensorMeta, smallest: bool) -> tuple[Encoded, float]:
+    """As `_smallest`, but unless the smallest is wanted, one that decodes faster where it is hardly larger."""
+    best, size = smallest_of(exact, meta)
+    if smallest or not isinstance(best.codec, Planes) or not isinstance(exact[0].codec, Heads):
+        return best, size
+    heads_size = _size(exact[0], meta)
+    return (exact[0], heads_size) if heads_size <= FAST * size else (best, size)
+
+
+def _narrowest(data: Array, dtype: DType) -> tuple[Array, DType | None]:
+    """The values in the narrowest type that holds all of them exactly, and that type if it is not their own."""
     for stored in NARROWER.get(dtype, ()):
         narrow = narrowed(data, dtype, stored)
         if narrow is not None:
-            return Encoded(Planes(stored=stored), (), narrow)
-    return Encoded(Planes(), (), data)
+            return narrow, stored
+    return data, None
 
 
 def _all_equal(data: Array) -> bool:
@@ -183,7 +201,7 @@ def _fitted_palette(values: npt.NDArray[np.float32], meta: TensorMeta, rule: Rul
     )
 
 
-def _smallest(candidates: Sequence[Encoded], meta: TensorMeta) -> tuple[Encoded, float]:
+def smallest_of(candidates: Sequence[Encoded], meta: TensorMeta) -> tuple[Encoded, float]:
     """The smallest candidate, the first of equals, and its size."""
     sizes = [_size(candidate, meta) for candidate in candidates]
     smallest = min(sizes)

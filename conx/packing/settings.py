@@ -1,14 +1,16 @@
 """The settings of `conx.pack`, checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conx.quantize.rules import Rule, Rules, parse_rule
 
-__all__ = ["PRECISIONS", "Settings", "make_settings"]
+__all__ = ["PRECISIONS", "SMALLEST", "Settings", "make_settings"]
 
 PRECISIONS = ("fp32", "fp16", "int8")
+SMALLEST = "smallest"
+"""As `lossless`: bit for bit and as small as can be, rather than as fast to load."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Settings:
         lossless: whether all is kept bit for bit.
         precisions: which graphs to make beside the model's own.
         original: whether the model's files are kept as they were, where every weight is.
+        asked: whether the user said how weights are coded.
         external_above: bytes from which a model's own graph keeps its weights outside of the message.
     """
 
@@ -29,10 +32,17 @@ class Settings:
     original: bool
     external_above: int
 
+    asked: bool = True
+
+    def as_lossless(self) -> "Settings":
+        """The same for a model that is to be kept as it is."""
+        return replace(self, lossless=True, rules=replace(self.rules, default=Rule(lossless=True)))
+
     def to_map(self) -> dict[str, Any]:
         """For the file's metadata."""
         rule = self.rules.default
-        found: dict[str, Any] = {"lossless": self.lossless, "precisions": list(self.precisions)}
+        lossless = SMALLEST if rule.smallest else self.lossless
+        found: dict[str, Any] = {"lossless": lossless, "precisions": list(self.precisions)}
         if not self.lossless:
             found |= {"bits": rule.bits}
             found |= {k: v for k in ("block_size", "palette", "group") if (v := getattr(rule, k)) is not None}
@@ -42,7 +52,7 @@ class Settings:
 
 
 def make_settings(
-    lossless: bool,
+    lossless: bool | str,
     bits: int | None,
     block_size: int | None,
     palette: int | None,
@@ -57,6 +67,8 @@ def make_settings(
     Raises:
         ValueError: arguments that exclude each other or are out of range, by name.
     """
+    if not isinstance(lossless, bool) and lossless != SMALLEST:
+        raise ValueError(f"lossless={lossless!r}: True, False or {SMALLEST!r}")
     given = {"bits": bits, "block_size": block_size, "palette": palette}
     named = [name for name, value in given.items() if value is not None]
     if lossless and named:
@@ -68,8 +80,16 @@ def make_settings(
     unknown = [p for p in precisions if p not in PRECISIONS]
     if isinstance(precisions, str) or unknown:
         raise ValueError(f"precisions={precisions!r}: a list of {', '.join(map(repr, PRECISIONS))}")
-    default = Rule(lossless=lossless, bits=8 if bits is None else bits, block_size=block_size, palette=palette)
+    default = Rule(
+        lossless=bool(lossless),
+        bits=8 if bits is None else bits,
+        block_size=block_size,
+        palette=palette,
+        smallest=lossless == SMALLEST,
+    )
     pairs = list(overrides.items()) if isinstance(overrides, Mapping) else list(overrides)
-    by_name = [(pattern, Rule(lossless=True)) for pattern in keep]
+    by_name = [(pattern, Rule(lossless=True, smallest=default.smallest)) for pattern in keep]
     by_name += [(pattern, rule if isinstance(rule, Rule) else parse_rule(rule)) for pattern, rule in pairs]
-    return Settings(Rules(default, tuple(by_name)), lossless, tuple(precisions), original, external_above)
+    rules = Rules(default, tuple(by_name))
+    asked = bool(named or pairs)
+    return Settings(rules, bool(lossless), tuple(precisions), original, external_above, asked)

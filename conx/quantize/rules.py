@@ -20,6 +20,7 @@ class Rule:
         block_size: a scale for each run of so many values along the axis that is summed over; None: for each channel.
         palette: bits of a palette's index; None: a grid.
         group: channels that share a palette; None: one palette for the tensor.
+        smallest: where it is stored bit for bit, whatever is smallest, even if it decodes more slowly.
     """
 
     lossless: bool = False
@@ -27,6 +28,7 @@ class Rule:
     block_size: int | None = None
     palette: int | None = None
     group: int | None = None
+    smallest: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -66,22 +68,24 @@ class Rules:
 
 
 def parse_rule(text: str) -> Rule:
-    """A rule as the command line writes it: `lossless`, or `bits:4,block:64`, or `palette:4,group:16`.
+    """A rule as the command line writes it: `lossless`, `smallest`, `bits:4,block:64`, or `palette:4,group:16`.
+
+    `smallest` is lossless too.
 
     Raises:
         ValueError: naming the part that is not understood.
 
     >>> parse_rule("bits:4,block:64")
-    Rule(lossless=False, bits=4, block_size=64, palette=None, group=None)
+    Rule(lossless=False, bits=4, block_size=64, palette=None, group=None, smallest=False)
     """
-    if text == "lossless":
-        return Rule(lossless=True)
+    if text in ("lossless", "smallest"):
+        return Rule(lossless=True, smallest=text == "smallest")
     given: dict[str, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(bits|block|palette|group):(\d{1,6})", part.strip())
         if match is None:
             raise ValueError(
-                f"{part!r} in {text!r}: write lossless, or bits:N, block:N, palette:N, group:N separated by commas"
+                f"{part!r} in {text!r}: write lossless or smallest, or bits:N, block:N, palette:N, group:N with commas"
             )
         name = {"block": "block_size"}.get(match[1], match[1])
         if name in given:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from conx.codecs import Codec, Fill, Linear, Palette, Planes, Raw, TensorMeta
+from conx.codecs import Codec, Fill, Heads, Linear, Palette, Planes, Raw, TensorMeta
 from conx.dtypes import DType
 from tests.codecs.reference import FLOAT8, Array, parameter_places, rounded
 
@@ -59,6 +59,30 @@ def _planes(dtype: DType, stored: DType | None) -> Case:
         values = wide.astype(dtype.storage)
     label = f"planes {dtype.label} {stored.label if stored else ''}"
     return Case(label, Planes(stored), meta, (), data, values)
+
+
+def _heads(codec: Heads, dtype: DType, shape: tuple[int, ...] = (3, 7, 11)) -> Case:
+    """Data of any bits: most heads are escapes. The values by the page's sum, element by element."""
+    meta = TensorMeta(shape, dtype)
+    kind = codec.stored or dtype
+    data = random_bits(meta.count, kind, seed=5)
+    rng = np.random.default_rng(6)
+    axes = [axis for axis in range(len(shape)) if codec.axes >> axis & 1]
+    codes = {axis: rng.integers(0, 256, shape[axis], dtype=np.uint8) for axis in axes}
+    low, unsigned = kind.bits - 1 - codec.bits, f"<u{kind.bits // 8}"
+    if codec.stored is not None:  # bits of NaNs have a test of their own: no exponent of ones
+        data = (data.view(unsigned) & (1 << kind.bits) - 1 - (1 << kind.bits - 2)).view(kind.storage)
+    restored = []
+    for index, word in zip(np.ndindex(*shape), data.view(unsigned).tolist(), strict=True):
+        expected = codec.base + sum(int(codes[axis][index[axis]]) << codec.shift for axis in axes)
+        head = ((word >> low) + expected) % (1 << codec.bits)
+        restored.append(word & ~((1 << codec.bits) - 1 << low) | head << low)
+    values = np.array(restored, np.uint64).astype(unsigned).view(kind.storage)
+    if codec.stored is not None:
+        wide = (values.astype("<u4") << 16).view("<f4") if kind is DType.BFLOAT16 else values
+        values = wide.astype(dtype.storage)
+    side = tuple(codes[axis].tobytes() for axis in axes)
+    return Case(f"{codec} {dtype.label}", codec, meta, side, data, values)
 
 
 def _palette(codec: Palette, shape: tuple[int, ...], dtype: DType) -> Case:
@@ -155,6 +179,13 @@ CASES = [
     *(_planes(dtype, None) for dtype in FLOATS),
     *(_planes(DType.FLOAT64, stored) for stored in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)),
     *(_planes(DType.FLOAT32, stored) for stored in (DType.FLOAT16, DType.BFLOAT16)),
+    *(_heads(Heads(bits), dtype) for dtype in FLOATS[:4] for bits in range(8, 16)),
+    *(_heads(Heads(bits, 200, 5, 1), dtype) for dtype in FLOATS[:4] for bits in (8, 11)),
+    *(_heads(Heads(10, base, axes, 7 if axes else 0), DType.FLOAT32) for base in (0, 1023) for axes in (0, 1, 2, 7)),
+    *(_heads(Heads(bits, stored=DType.BFLOAT16), dtype) for dtype in FLOATS[:2] for bits in (8, 13)),
+    _heads(Heads(9, stored=DType.FLOAT16), DType.FLOAT32),
+    _heads(Heads(12, stored=DType.FLOAT32), DType.FLOAT64),
+    _heads(Heads(10), DType.FLOAT32, ()),
     *_palette_cases(),
     *_linear_cases(),
 ]

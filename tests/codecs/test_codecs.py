@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conx.codecs import CODECS, Codec, Fill, Linear, Palette, Planes, Raw, TensorMeta
+from conx.codecs import CODECS, Codec, Fill, Heads, Linear, Palette, Planes, Raw, TensorMeta
 from conx.codecs.linear import log8_scales
 from conx.dtypes import DType
 from conx.errors import FormatError
@@ -86,6 +86,33 @@ GOLDEN: list[tuple[str, Codec, TensorMeta, list[str], Array, list[str], Array]] 
         values(BF16, "3F80 FF81 8000"),
         ["7F FF 00", "00 03 01"],
         values(DType.FLOAT64, "3FF0000000000000 FFF0200000000000 8000000000000000"),
+    ),
+    (
+        "heads float32",
+        Heads(),
+        TensorMeta((3,), F32),
+        [],
+        values(F32, "3F800000 BF800001 12345678"),
+        ["7F 7F 24", "00 80 34", "00 00 01 00 78 56"],
+        values(F32, "3F800000 BF800001 12345678"),
+    ),
+    (
+        "heads bfloat16, two axes, escapes",
+        Heads(11, base=2000, axes=3, shift=2),
+        TensorMeta((1, 3), BF16),
+        ["01", "02 00 0B"],
+        values(BF16, "0FE5 8FF0 7FFF"),
+        ["FE FF FF", "FF 00 FF 07", "05 0F", "02"],
+        values(BF16, "0DA5 8D30 7FFF"),
+    ),
+    (
+        "heads float64 stored as float16",
+        Heads(9, stored=F16),
+        TensorMeta((2,), DType.FLOAT64),
+        [],
+        values(F16, "3C01 8000"),
+        ["F0 00", "", "01", "00", "02"],
+        values(DType.FLOAT64, "3FF0040000000000 8000000000000000"),
     ),
     (
         "palette",
@@ -217,6 +244,8 @@ def test_wrong_data_is_the_callers_fault() -> None:
         Palette(3).encode(np.array([3], np.uint8), meta)
     with pytest.raises(ValueError, match="planes of 2 bytes"):
         Planes(F16).encode(two, meta)
+    with pytest.raises(ValueError, match="heads of float16"):
+        Heads(stored=F16).encode(two, meta)
     with pytest.raises(ValueError, match="one value"):
         Fill().make_side(two)
     with pytest.raises(ValueError, match="scales are float64"):
@@ -246,6 +275,42 @@ def test_indices_that_there_are_not(codec: Palette, packed: str, message: str) -
     decoder = codec.decoder(meta, [bytes(size) for size in codec.side_sizes(meta)], F32)
     with pytest.raises(FormatError, match=message):
         decoder(0, 5, [bytes.fromhex(packed)], np.empty(5, "<f4"))
+
+
+@pytest.mark.parametrize(
+    ("symbols", "escapes", "rest", "message"),
+    [
+        ("FF FF", "FF 00", "00", "2 symbols or more are 255, but there are 1 escapes"),
+        ("FF 00", "FF 00 00 01", "00", "1 symbols or more are 255, but there are 2 escapes"),
+        ("FF 00", "FF", "00", "stream 'escapes' has 1 bytes"),
+        ("FF 00", "FE 00", "00", "an escape is 254, but must be in 255 … 4095"),
+        ("FF 00", "00 10", "00", "an escape is 4096"),
+    ],
+)
+def test_escapes_that_do_not_fit(symbols: str, escapes: str, rest: str, message: str) -> None:
+    streams = [bytes.fromhex(text) for text in (symbols, escapes, rest)]
+    with pytest.raises(FormatError, match=message):
+        Heads(12).decoder(TensorMeta((2,), BF16), (), BF16)(0, 2, streams, np.empty(2, "<u2"))
+
+
+def test_unused_bits_of_the_rest_are_zero() -> None:
+    streams = [b"\0", b"", b"\x10"]
+    with pytest.raises(FormatError, match="unused bits"):
+        Heads(12).decoder(TensorMeta((1,), BF16), (), BF16)(0, 1, streams, np.empty(1, "<u2"))
+
+
+def test_residuals_are_undone_over_blocks_and_segments() -> None:
+    meta, codec = TensorMeta((3, 190, 457), F32), Heads(10, base=77, axes=7, shift=1)
+    given = np.random.default_rng(0).standard_normal(meta.count).astype("<f4")
+    side = [np.random.default_rng(i).integers(0, 256, n, np.uint8).tobytes() for i, n in enumerate(meta.shape)]
+    data = codec.residuals(given, meta, side)
+    decoder = codec.decoder(meta, side, F32)
+    out = np.empty_like(given)
+    for start in range(0, meta.count, 100_000):
+        stop = min(start + 100_000, meta.count)
+        assert (codec.residuals_of(given, meta, side, start, stop).view("u4") == data[start:stop].view("u4")).all()
+        decoder(start, stop - start, codec.encode(data[start:stop], meta), out[start:stop])
+    assert out.tobytes() == given.tobytes()
 
 
 def test_nans_survive_narrow_storage() -> None:

@@ -176,6 +176,9 @@ keys = [
     "entries",
     "group",
     "stored",
+    "bits",
+    "axes",
+    "shift",
 ]
 
 
@@ -227,6 +230,17 @@ def test_any_params_give_a_codec_or_a_conx_error(
         ("planes", {"stored": "float32"}, DType.FLOAT32, "'stored' is 'float32'"),
         ("planes", {"stored": "float16"}, DType.BFLOAT16, "'stored' is 'float16', but must be absent"),
         ("planes", {"stored": "float8e5m2"}, DType.FLOAT32, "'stored' is 'float8e5m2'"),
+        ("heads", {"bits": 8}, DType.FLOAT8E5M2, "float8e5m2 is not a float of at least 16 bits"),
+        ("heads", {"bits": 8}, DType.INT32, "int32 is not a float"),
+        ("heads", {}, DType.FLOAT32, "'bits' is missing"),
+        ("heads", {"bits": 7}, DType.FLOAT32, "'bits' is 7, but must be an integer in 8 … 15"),
+        ("heads", {"bits": 16}, DType.FLOAT32, "'bits' is 16"),
+        ("heads", {"bits": 9, "base": 512}, DType.FLOAT32, "'base' is 512, but must be an integer in 0 … 511"),
+        ("heads", {"bits": 9, "axes": 0}, DType.FLOAT32, "'axes' is 0, but must be an integer in 1 … 3"),
+        ("heads", {"bits": 9, "axes": 4}, DType.FLOAT32, "'axes' is 4"),
+        ("heads", {"bits": 9, "axes": 1, "shift": 8}, DType.FLOAT32, "'shift' is 8"),
+        ("heads", {"bits": 9, "shift": 1}, DType.FLOAT32, "'shift' is 1, but must be absent without axes"),
+        ("heads", {"bits": 8, "stored": "float32"}, DType.FLOAT32, "'stored' is 'float32'"),
         ("linear", {}, DType.FLOAT64, "element type float64"),
         ("linear", {"scale": "float32", "pack": 1}, DType.FLOAT32, "'code' is missing"),
         ("linear", {"code": "int4"}, DType.FLOAT32, "'code' is 'int4'"),

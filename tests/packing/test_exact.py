@@ -76,7 +76,7 @@ def test_float64(tmp_path: Path) -> None:
         "g (double[4,64] x) => (double[4,64] y) { y = MatMul(x, w) }",
         {"w": np.random.default_rng(0).normal(size=(64, 64)), "single": normal(64, 64, seed=1).astype(np.float64)},
     )
-    assert came_back(made, tmp_path) == {"w": "planes", "single": "planes"}
+    assert came_back(made, tmp_path) == {"w": "planes", "single": "heads"}
 
 
 def test_strings(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_vectors_and_small_tensors(tmp_path: Path) -> None:
     }
     made = model("g (float[1] x) => (float[1] y) { y = Identity(x) }", weights)
     codecs = came_back(made, tmp_path)
-    assert set(codecs.values()) == {"planes"}
+    assert set(codecs.values()) == {"heads"}
     assert set(codecs) == set(weights) - {"scalar"}
 
 
@@ -115,13 +115,13 @@ def test_1024_elements_are_coded(kind: Any, tmp_path: Path) -> None:
 def test_one_value_that_is_no_number(bad: int, settings: dict[str, Any], tmp_path: Path) -> None:
     values = normal(64, 64)
     values.view(np.uint32)[3, 5] = bad
-    assert came_back(matmul(values), tmp_path, **settings) == {"w": "planes"}
+    assert came_back(matmul(values), tmp_path, **settings) == {"w": "heads"}
 
 
 def test_no_number_far_behind(tmp_path: Path) -> None:
     values = normal(600, 600)  # of two segments
     values[-1, -1] = np.inf
-    assert came_back(matmul(values), tmp_path) == {"w": "planes"}
+    assert came_back(matmul(values), tmp_path) == {"w": "heads"}
 
 
 # Operators that take coordinates, thresholds, exponents or scales, each with a matrix `w` at such a place.
@@ -161,7 +161,7 @@ def test_what_is_no_weight(name: str, settings: dict[str, Any], tmp_path: Path) 
     text = f"g (float x, int8 q, int64 i, bool c, float r, float e) => (float y) {{ {EXACT[name]} }}"
     head = HEAD.replace("]>", ', "local": 1]>')
     made = model(text, {"w": np.abs(normal(64, 64)), "shape": np.array([1, 64, 32, 2])}, head)
-    assert came_back(made, tmp_path, **settings) == {"w": "planes"}
+    assert came_back(made, tmp_path, **settings) == {"w": "heads"}
 
 
 def test_what_is_no_weight_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -191,9 +191,9 @@ def test_finite_weights_stay_finite(tmp_path: Path) -> None:
 
 
 NARROW: dict[str, tuple[Any, str]] = {
-    "float16": (np.float16, "planes as float16"),
-    "bfloat16": (ml_dtypes.bfloat16, "planes as bfloat16"),
-    "float32": (np.float32, "planes as float32"),
+    "float16": (np.float16, "heads as float16"),
+    "bfloat16": (ml_dtypes.bfloat16, "heads as bfloat16"),
+    "float32": (np.float32, "heads as float32"),
 }
 
 

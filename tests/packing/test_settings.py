@@ -141,7 +141,7 @@ def codes(tmp_path: Path, **settings: Any) -> dict[str, str]:
     found = {}
     for name, stored in packed.stored.items():
         exact = packed.values(name).tobytes() == weights[name].tobytes()
-        assert exact is (stored.codec == "planes")
+        assert exact is (stored.codec == "heads")
         found[name] = "exact" if exact else stored.codec
         if stored.codec == "linear":
             rows = packed.values(name) if stored.params["axis"] == 0 else packed.values(name).T

@@ -169,7 +169,7 @@ def test_what_holds_less_than_its_type_is_stored_so(name: str, tmp_path: Path) -
     assert bits(packed.values("w")) == bits(wanted)
     most = {"float16": 16, "bfloat16": 12, "float32": 31, "16 values": 4.2, "256 values": 8.4, "one value": 0.1}[name]
     assert stored(packed) * 8 < most * 24_000 + 8000
-    codec = {"16 values": "palette", "256 values": "palette", "one value": "fill"}.get(name, "planes")
+    codec = {"16 values": "palette", "256 values": "palette", "one value": "fill"}.get(name, "heads")
     assert packed.stored["w"].codec == codec
 
 
