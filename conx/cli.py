@@ -123,6 +123,9 @@ def _parser() -> argparse.ArgumentParser:
         help="graphs to make beside the model's own (default: %(default)s)",
     )
     pack.add_argument(
+        "--quantized", metavar="TWIN.onnx", help="a quantized form of the model, whose codes its weights get"
+    )
+    pack.add_argument(
         "--no-original", action="store_true", help="do not keep what brings the model's own files back byte for byte"
     )
     pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
@@ -199,6 +202,7 @@ def _pack(args: argparse.Namespace) -> None:
             keep=args.keep,
             overrides=rules,
             precisions=[name for name in args.precisions.split(",") if name],
+            quantized=args.quantized,
             verify=not args.no_verify,
             original=not args.no_original,
             threads=args.threads,
@@ -236,6 +240,10 @@ def _print_report(report: "PackReport") -> None:
         f"{report.source} {bytes_text(report.source_bytes)} -> {report.path} {bytes_text(report.bytes)}"
         f" ({report.ratio:.3f}) in {report.seconds:.1f} s; {exact}"
     )
+    if report.pairs is not None:
+        for what, names in (("matched", report.pairs.matched), ("doubtful", report.pairs.doubtful)):
+            print(f"{what} {len(names)} weights of the quantized form" + (f": {', '.join(names)}" if names else ""))
+        print(f"unmatched {len(report.pairs.unmatched)}: {', '.join(report.pairs.unmatched) or 'none'}")
     if report.outputs is not None:
         print("\nOutputs on random inputs, against the model's:")
         _print_errors(report.outputs)
@@ -321,7 +329,7 @@ def _print_info(info: "ModelInfo") -> None:
     rows = [
         ["file", f"{info.path}, {bytes_text(info.file_bytes)}"],
         ["model", f"{graph.get('producer') or 'producer unknown'}, {bytes_text(info.source_bytes)}"],
-        ["parameters", f"{info.parameters:,} ({info.unique_parameters:,} unique)"],
+        ["parameters", _parameters_text(info)],
         ["weights", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.by_dtype.items())],
         *([["shared", _shared_text(info)]] if info.saved else []),
         ["in memory", ", ".join(f"{name} {bytes_text(size)}" for name, size in info.memory.items())],
@@ -342,6 +350,13 @@ def _print_info(info: "ModelInfo") -> None:
             ["content", info.content_id],
         ]
     print(table([], rows))
+
+
+def _parameters_text(info: "ModelInfo") -> str:
+    apart = [f"{info.unique_parameters:,} unique"]
+    apart += [f"{info.quantization_parameters:,} scales and zero points"] if info.quantization_parameters else []
+    apart += [f"{info.constants:,} constants"] if info.constants else []
+    return f"{info.parameters:,} ({', '.join(apart)})"
 
 
 def _shared_text(info: "ModelInfo") -> str:

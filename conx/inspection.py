@@ -13,6 +13,8 @@ from conx.errors import UnsupportedError
 
 __all__ = ["ModelInfo", "TensorInfo", "inspect"]
 
+COUNTS = ("parameters", "unique_parameters", "constants", "quantization_parameters", "bytes")
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -48,8 +50,11 @@ class ModelInfo:
         format: "conx" or "onnx".
         file_bytes: bytes of the file (.onnx: with its external data).
         source_bytes: bytes of the model's files before packing.
-        parameters: elements of all weights, counted from their shapes; equal weights as often as the model has them.
+        parameters: elements of all weights that the float model has, however it is quantized; equal weights as often as
+            the model has them.
         unique_parameters: the same with equal weights counted once.
+        constants: float numbers without dims.
+        quantization_parameters: scales and zero points of weights.
         lossless: whether every weight is bit for bit the original.
         precisions: what it can be opened as; an .onnx only as it is.
         memory: bytes of the weights in memory, by precision.
@@ -68,6 +73,8 @@ class ModelInfo:
     source_bytes: int
     parameters: int
     unique_parameters: int
+    constants: int
+    quantization_parameters: int
     lossless: bool
     precisions: tuple[str, ...]
     memory: dict[str, int]
@@ -143,12 +150,14 @@ def _inspect_conx(path: str | os.PathLike[str]) -> ModelInfo:
             source_bytes=int(_number(model.get("bytes"))),
             parameters=int(_number(model.get("parameters"))),
             unique_parameters=int(_number(model.get("unique_parameters"))),
+            constants=int(_number(model.get("constants"))),
+            quantization_parameters=int(_number(model.get("quantization_parameters"))),
             lossless=index.metadata.get("lossless") is True,
             precisions=tuple(sorted(p for g in index.graphs for p in g.precisions)),
             memory={p: _memory(g, index.tensors) for g in index.graphs for p in g.precisions},
             by_dtype=_sums((t.dtype, t.bytes) for t in tensors),
             by_codec=by_codec,
-            graph={k: v for k, v in model.items() if k not in ("parameters", "unique_parameters", "bytes")},
+            graph={k: v for k, v in model.items() if k not in COUNTS},
             tensors=tensors,
             originals=tuple(original.name for original in index.originals),
             producer=str(index.metadata.get("producer", "")),
@@ -199,8 +208,8 @@ def _codec_label(tensor: Tensor) -> str:
     params = tensor.params
     if tensor.codec == "linear":
         return f"linear {params.get('code')}"
-    if tensor.codec == "planes" and "stored" in params:
-        return f"planes as {params['stored']}"
+    if "stored" in params:
+        return f"{tensor.codec} as {params['stored']}"
     return tensor.codec
 
 

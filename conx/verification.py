@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conx.errors import ModelError
-from conx.feeds import Feed, generated_feeds, read_feeds
+from conx.errors import ModelError, UnsupportedError
+from conx.feeds import Feed, fitting_feeds, read_feeds
 from conx.inspection import inspect
 from conx.runtime.installed import RUNTIME_ERRORS
-from conx.runtime.options import quiet_options
+from conx.runtime.options import quiet_options, run_within
 from conx.runtime.session import InferenceSession
 
 __all__ = ["OutputError", "VerifyReport", "verify"]
 
 Array = npt.NDArray[Any]
-LARGEST = (1000, 8, 2, 1)  # what random integers are below: one after the other is tried
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ def verify(
     seed: int = 0,
     providers: Sequence[Any] | None = None,
     threads: int | None = None,
+    seconds: float | None = None,
 ) -> VerifyReport:
     """Run a .conx file and the model that it was packed from, and compare their outputs.
 
@@ -89,6 +89,7 @@ def verify(
         seed: of the random inputs.
         providers: onnxruntime's; None: the CPU.
         threads: of each session; None: onnxruntime's choice.
+        seconds: after which a run is ended, with a ModelError; None: never.
 
     Raises:
         ModelError: onnxruntime cannot open the original or run it on the inputs, or the file's outputs have other names
@@ -100,15 +101,15 @@ def verify(
     original = _open_original(against, used, threads)
     names = [output.name for output in original.get_outputs()]
     if inputs is None:
-        feeds, want = _run_generated(original, names, seed, samples, os.fspath(against))
+        feeds = _generated(original, names, seed, samples, os.fspath(against), seconds)
     else:
         feeds = read_feeds(inputs, original.get_inputs())
-        want = _run(original, names, feeds, os.fspath(against))
+    want = _run(original, names, feeds, os.fspath(against), seconds)
     del original
     errors: list[OutputError] = []
     for precision in wanted:
         session = InferenceSession(path, _options(threads), precision=precision, providers=used)
-        got = _run(session, names, feeds, f"{os.fspath(path)} at precision {precision}")
+        got = _run(session, names, feeds, f"{os.fspath(path)} at precision {precision}", seconds)
         for i, name in enumerate(names):
             errors.append(_compare(precision, name, [run[i] for run in want], [run[i] for run in got]))
         del session
@@ -132,24 +133,23 @@ def _open_original(path: str | os.PathLike[str], providers: list[Any], threads: 
         raise ModelError(f"{os.fspath(path)}: onnxruntime cannot open it: {e}") from None
 
 
-def _run_generated(
-    session: InferenceSession, names: list[str], seed: int, samples: int, label: str
-) -> tuple[list[Feed], list[list[Any]]]:
-    """Random inputs that the model takes, and its outputs. Where integers index a table, they must be below its end."""
-    specs = session.get_inputs()
-    for largest in LARGEST:
-        feeds = generated_feeds(specs, seed, samples, largest=largest)
-        try:
-            return feeds, _run(session, names, feeds, label)
-        except ModelError:
-            if largest == LARGEST[-1]:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _run(session: InferenceSession, names: list[str], feeds: list[Feed], label: str) -> list[list[Any]]:
+def _generated(
+    session: InferenceSession, names: list[str], seed: int, samples: int, label: str, seconds: float | None
+) -> list[Feed]:
+    """Random inputs that the model takes."""
     try:
-        return [session.run(names, feed) for feed in feeds]
+        return fitting_feeds(
+            session.get_inputs(), lambda feed: run_within(session, names, feed, seconds), seed, samples
+        )
+    except UnsupportedError as e:
+        raise ModelError(f"{label}: {e}") from None
+
+
+def _run(
+    session: InferenceSession, names: list[str], feeds: list[Feed], label: str, seconds: float | None
+) -> list[list[Any]]:
+    try:
+        return [run_within(session, names, feed, seconds) for feed in feeds]
     except _RUN_ERRORS as e:
         raise ModelError(f"{label}: onnxruntime cannot run it on these inputs: {e}") from None
 
@@ -178,7 +178,8 @@ class _Sums:
         if want.dtype.kind not in "fiub" or not want.size:
             self.same += int(np.count_nonzero(want == got))
             return
-        a, b = want.astype(np.float64).reshape(-1), got.astype(np.float64).reshape(-1)
+        with np.errstate(invalid="ignore"):  # signaling NaN
+            a, b = want.astype(np.float64).reshape(-1), got.astype(np.float64).reshape(-1)
         finite = np.isfinite(a) & np.isfinite(b)
         both = ~finite & ((a == b) | (np.isnan(a) & np.isnan(b)))
         self.same += int(np.count_nonzero(a == b)) + int(np.count_nonzero(np.isnan(a) & np.isnan(b)))

@@ -12,6 +12,7 @@ import conx
 from conx.cli import main
 from conx.feeds import generated_feeds, read_feeds
 from conx.verification import _compare
+from tests.builders import model, save
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 g (float[N,64] x, int64[N] ids) => (float[N,32] y, int64[N] best) {
@@ -101,3 +102,17 @@ def test_the_command(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert main(["verify", str(files[0]), "--against", str(files[0].with_name("gone.onnx"))]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_loop_without_end_is_ended(tmp_path: Path) -> None:
+    text = """
+    g (float[n] x) => (float[n] y) {
+        c = Constant<value_int=1>() t = Cast<to=9>(c)
+        y = Loop(, t, x) < body = b (int64 i, bool go, float[n] a) => (bool on, float[n] z) {
+            on = Identity(go) z = Add(a, a)
+        } >
+    }"""
+    path = save(model(text), tmp_path / "m.onnx")
+    conx.pack(path, tmp_path / "m.conx", verify=False)
+    with pytest.raises(conx.ModelError, match="terminate"):
+        conx.verify(tmp_path / "m.conx", path, seconds=0.3)

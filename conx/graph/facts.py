@@ -1,35 +1,21 @@
 """What a model is, in numbers: for `conx info`, and for the metadata of a packed file."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import onnx
 
 from conx.dtypes import DType
 from conx.graph.lift import nested_graphs
-from conx.graph.read import SourceModel, weight_number
-from conx.graph.ties import Tie
+from conx.graph.read import SourceModel
 
 __all__ = [
     "computes_in_floats",
     "graph_facts",
     "is_quantized_model",
     "is_quantized_operator",
-    "parameter_count",
-    "parameter_counts",
 ]
 
-# Element types that parameters have; other integers and bools are shapes, indices and constants of the graph.
-PARAMETER_TYPES = {t for t in DType if t.is_float} | {
-    DType.INT8,
-    DType.UINT8,
-    DType.INT4,
-    DType.UINT4,
-    DType.INT2,
-    DType.UINT2,
-}
 # Parts of the names of operators that compute with quantized values, or make floats of them (DequantizeLinear).
 QUANTIZED = ("quantize", "integer", "nbits", "qlinear", "qgemm", "qattention", "qmoe", "bnb4")
 
@@ -58,24 +44,6 @@ def graph_facts(source: SourceModel) -> dict[str, Any]:
     }
 
 
-def parameter_counts(source: SourceModel, ties: Sequence[Tie]) -> tuple[int, int]:
-    """Parameters of the model, all of them and with equal float weights counted once."""
-    total = parameter_count(source)
-    repeated = (w for w, tie in zip(source.weights, ties, strict=True) if tie.stored != w.number and w.dtype.is_float)
-    return total, total - sum(w.count for w in repeated)
-
-
-def parameter_count(source: SourceModel) -> int:
-    """Elements of all initializers and Constant tensors that are parameters, counted from their shapes."""
-    large = sum(w.count for w in source.weights if w.dtype in PARAMETER_TYPES)
-    model = source.proto
-    small = 0
-    for graph in [model.graph, *nested_graphs(model.graph)]:
-        small += sum(_inline_parameters(t) for t in graph.initializer)
-        small += _constants(graph.node)
-    return large + small + sum(_constants(f.node) for f in model.functions)
-
-
 def computes_in_floats(source: SourceModel) -> bool:
     """Whether no operator computes with quantized values; weights may be dequantized as the model runs."""
     return not any(is_quantized_operator(op) and op != "DequantizeLinear" for op in _operators(source.proto))
@@ -94,18 +62,6 @@ def _operators(model: onnx.ModelProto) -> set[str]:
 def is_quantized_operator(op_type: str) -> bool:
     """Whether an operator has quantized operands."""
     return any(part in op_type.lower() for part in QUANTIZED)
-
-
-def _constants(nodes: Any) -> int:
-    return sum(
-        _inline_parameters(a.t) for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"
-    )
-
-
-def _inline_parameters(tensor: onnx.TensorProto) -> int:
-    if weight_number(tensor) is not None or DType.from_number(tensor.data_type) not in PARAMETER_TYPES:
-        return 0
-    return math.prod(tensor.dims)
 
 
 def _value(value: onnx.ValueInfoProto) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import os
 from collections import Counter
 from typing import Any
 
-from conx.graph.facts import graph_facts, parameter_counts
+from conx.graph.facts import graph_facts
+from conx.graph.parameters import parameter_facts, undone
 from conx.graph.read import read_model
 from conx.graph.ties import find_ties, shared_names
 
@@ -25,14 +26,13 @@ def onnx_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
         by_dtype: Counter[str] = Counter()
         for weight in source.weights:
             by_dtype[weight.dtype.label] += weight.nbytes
-        parameters, unique = parameter_counts(source, ties)
+        counts = parameter_facts(source, ties, undone(source))
         return {
             "path": os.fspath(path),
             "format": "onnx",
             "file_bytes": source.size,
             "source_bytes": source.size,
-            "parameters": parameters,
-            "unique_parameters": unique,
+            **counts,
             "lossless": True,
             "precisions": ("original",),
             "memory": {"original": sum(w.nbytes for w in source.weights)},

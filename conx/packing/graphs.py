@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from conx.container.records import RUN, SOURCE, External, Graph, Hole, Stream
@@ -11,92 +11,143 @@ from conx.dtypes import DType
 from conx.graph.coded_nodes import CodeGrid
 from conx.graph.derived import Derived
 from conx.graph.facts import computes_in_floats
-from conx.graph.fp16 import to_float16
+from conx.graph.fp16 import Half, to_float16
+from conx.graph.fp32 import to_float32
 from conx.graph.int8 import Int8, coded_uses, to_int8, with_coded_rows
 from conx.graph.merge import merge_equal
 from conx.graph.read import SourceModel, weight_number
 from conx.graph.skeleton import Skeleton, run_skeleton, source_skeleton
 from conx.graph.uses import weight_uses
-from conx.packing.bindings import Bindings
-from conx.packing.codes import Codes
+from conx.packing.floats import FloatModel
 from conx.packing.settings import Settings
+from conx.packing.store import Store
 
 __all__ = ["coded_weights", "write_graphs"]
 
 WORTH_CODES = 1 << 18  # elements of an embedding from which its codes are kept instead of its values
 
+Model = Any  # onnx.ModelProto, which is imported below conx.graph alone
+
 log = logging.getLogger("conx")
 
 
 def write_graphs(
-    writer: Writer, source: SourceModel, bindings: Bindings, codes: Codes, settings: Settings
-) -> tuple[list[Graph], dict[str, int]]:
+    writer: Writer, source: SourceModel, floats: FloatModel, store: Store, settings: Settings
+) -> tuple[list[Graph], Half | None]:
     """Make and write the graphs.
 
     Args:
         writer: takes the messages.
         source: the model.
-        bindings: how weights are had from the file's tensors.
-        codes: the int8 codes of weights.
+        floats: the model that float graphs are made of.
+        store: what is stored of the weights.
         settings: which run graphs are wanted beside the model's own, and how its own one is kept.
 
     Returns:
-        The graphs, and why nodes of the float16 graph stayed float32: {reason: number of nodes}.
+        The graphs, and the float16 model if there is one.
     """
-    weights = source.weights
-    built = _Variant((), source_skeleton(source, settings.external_above))
-    half = None
-    if not computes_in_floats(source):
-        served = {"int8"} & set(settings.precisions)  # as it is, it was made for integer execution
-        variants = [_Variant(_serving(served), run_skeleton(source.proto, weights))]
-    elif not any(weight.dtype.is_float for weight in weights):  # one graph for all
-        variants = [_Variant(_serving(settings.precisions), run_skeleton(source.proto, weights))]
-    else:
-        half = small = None
-        if "fp16" in settings.precisions:
-            half = _attempt(source, "float16", lambda: to_float16(source))
-        if "int8" in settings.precisions:
-            small = _attempt(source, "int8", lambda: to_int8(source.proto, len(weights), codes))
-        served = {"fp32"} & set(settings.precisions)
-        if small is not None and not small.derived:
-            served |= {"int8"}
-        rows = _attempt(source, "float32", lambda: _with_coded_rows(source, codes)) if "fp32" in served else None
-        if rows is not None and rows.derived:
-            served.remove("fp32")
-        variants = [_Variant(_serving(served), run_skeleton(source.proto, weights))]
-        if rows is not None and rows.derived:
-            variants.append(_Variant(("fp32",), run_skeleton(rows.model, [*weights, *rows.derived]), rows.derived))
-        if half is not None:
-            merge_equal(half.model, lambda tensor: _content(codes, weight_number(tensor)))
-            variants.append(_Variant(("fp16",), run_skeleton(half.model, weights)))
-        if small is not None and small.derived:
-            skeleton = run_skeleton(small.model, [*weights, *small.derived])
-            variants.append(_Variant(("int8",), skeleton, small.derived, small.level_places(skeleton.message)))
+    making = _Making(source, floats, store, settings)
     streams: dict[bytes, Stream] = {}
     graphs = []
-    for variant in (built, *variants):
+    for variant in (_Variant((), source_skeleton(source, settings.external_above)), *making.variants()):
         message = variant.skeleton.message
         if message not in streams:
             streams[message] = writer.add_graph(message)
-        graphs.append(_record(bindings, variant, streams[message]))
-    return graphs, half.wide if half is not None else {}
+        graphs.append(_record(store, variant, streams[message]))
+    return graphs, making.half
 
 
-def _content(codes: Codes, number: int | None) -> Hashable | None:
-    """What is equal for equal weights; None for what is none."""
-    return None if number is None else (codes.ties[number].stored, codes.ties[number].perm)
+class _Making:
+    """Makes the run graphs."""
 
+    def __init__(self, source: SourceModel, floats: FloatModel, store: Store, settings: Settings) -> None:
+        self.source, self.floats, self.store = source, floats, store
+        self.wanted = set(settings.precisions)
+        self.half: Half | None = None
 
-def _with_coded_rows(source: SourceModel, codes: Codes) -> Int8:
-    """The float32 model with its large embeddings as the codes that are stored, where nothing else uses them."""
-    uses = weight_uses(source)
+    def variants(self) -> list["_Variant"]:
+        """The model's own graph and what else is wanted."""
+        own = run_skeleton(self.source.proto, self.source.weights)
+        integers = not computes_in_floats(self.source)
+        if not self.floats.quantized:
+            if integers:  # as it is, it was made for integer execution
+                return [_Variant(_serving({"int8"} & self.wanted), own)]
+            if not any(weight.dtype.is_float for weight in self.source.weights):  # one graph for all
+                return [_Variant(_serving(self.wanted), own)]
+        made = self._plain()
+        if not integers:
+            made += self._small()
+        made += self._half()
+        shared: set[str] = set()
+        if self.floats.quantized:
+            shared = {"int8"} & self.wanted if integers else set()
+        served = {p for variant in made for p in variant.precisions}
+        same = {v.precisions[0] for v in made if v.skeleton.message == own.message and not v.derived}
+        kept = [v for v in made if v.precisions[0] not in same]
+        if not self.floats.quantized and "int8" in self.wanted and "int8" not in served and not integers:
+            shared |= {"int8"}  # nothing to be had from codes
+        return [_Variant(_serving(shared | same), own), *kept]
 
-    def stored(number: int, axis: int) -> CodeGrid | None:
-        gathered = all((use.op_type, use.slot) == ("Gather", 0) for use in uses[number])
-        grid = codes(number, axis) if gathered and source.weights[number].count >= WORTH_CODES else None
-        return None if grid is None or grid.made else grid
+    def _plain(self) -> list["_Variant"]:
+        """The float32 graph: of 16-bit floats made float32; large embeddings stay codes."""
+        if "fp32" not in self.wanted:
+            return []
+        model = self._float32()
+        if model is None:
+            return []
+        rows = _attempt(self.source, "float32", lambda: self._coded_rows(model))
+        if rows is not None and rows.derived:
+            return [_Variant(("fp32",), self._skeleton(rows.model, rows.derived), rows.derived)]
+        return [_Variant(("fp32",), self._skeleton(model))]
 
-    return with_coded_rows(source.proto, len(source.weights), stored)
+    def _float32(self) -> Model | None:
+        return _attempt(self.source, "float32", lambda: to_float32(self.floats.model))
+
+    def _small(self) -> list["_Variant"]:
+        """The int8 graph."""
+        if "int8" not in self.wanted:
+            return []
+        model = self._float32()
+        if model is None:
+            return []
+        count = len(self.floats.model.weights)
+        small = _attempt(self.source, "int8", lambda: to_int8(model, count, self.store))
+        if small is None or not small.derived:
+            return [_Variant(("int8",), self._skeleton(model))] if small is not None and self.floats.quantized else []
+        skeleton = self._skeleton(small.model, small.derived)
+        return [_Variant(("int8",), skeleton, small.derived, small.level_places(skeleton.message))]
+
+    def _half(self) -> list["_Variant"]:
+        """The float16 graph, in which equal weights are one."""
+        if "fp16" not in self.wanted:
+            return []
+        self.half = _attempt(self.source, "float16", lambda: to_float16(self.floats.model))
+        if self.half is None:
+            return []
+        merge_equal(self.half.model, self._content)
+        return [_Variant(("fp16",), self._skeleton(self.half.model))]
+
+    def _skeleton(self, model: Model, made: Sequence[Derived] = ()) -> Skeleton:
+        return run_skeleton(model, [*self.floats.model.weights, *made])
+
+    def _content(self, tensor: Any) -> Hashable | None:
+        """What is equal for equal weights; None for what is none."""
+        number = weight_number(tensor)
+        if number is None or number >= len(self.store.ties):
+            return None
+        return self.store.ties[number].stored, self.store.ties[number].perm
+
+    def _coded_rows(self, model: Model) -> Int8:
+        """The float32 model with its large embeddings as the codes that are stored, where nothing else uses them."""
+        weights = self.floats.model.weights
+        uses = weight_uses(replace(self.floats.model, proto=model))
+
+        def stored(number: int, axis: int) -> CodeGrid | None:
+            gathered = all((use.op_type, use.slot) == ("Gather", 0) for use in uses[number])
+            grid = self.store(number, axis) if gathered and weights[number].count >= WORTH_CODES else None
+            return None if grid is None or grid.made else grid
+
+        return with_coded_rows(model, len(weights), stored)
 
 
 @dataclass(frozen=True)
@@ -113,9 +164,9 @@ def _serving(precisions: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({"original", *precisions}))
 
 
-def coded_weights(source: SourceModel) -> list[tuple[int, int]]:
+def coded_weights(floats: FloatModel) -> list[tuple[int, int]]:
     """The (weight, axis of its channels) whose int8 codes a run graph could use."""
-    return _attempt(source, None, lambda: coded_uses(source.proto)) or []
+    return _attempt(floats.model, None, lambda: coded_uses(to_float32(floats.model))) or []
 
 
 Made = TypeVar("Made")
@@ -131,13 +182,13 @@ def _attempt(source: SourceModel, what: str | None, make: Callable[[], Made]) ->
         return None
 
 
-def _record(bindings: Bindings, variant: _Variant, stream: Stream) -> Graph:
-    count = len(bindings.weights)
+def _record(store: Store, variant: _Variant, stream: Stream) -> Graph:
+    count = len(store.weights)
 
     def bound(number: int, dtype: DType) -> dict[str, Any]:
         if number < count:
-            return bindings.of_weight(number, dtype)
-        return bindings.of_derived(variant.derived[number - count])
+            return store.of_weight(number, dtype)
+        return store.of_derived(variant.derived[number - count])
 
     holes = tuple(Hole(at=at, **bound(number, dtype)) for at, number, dtype in variant.skeleton.holes)
     externals = tuple(

@@ -9,7 +9,7 @@ from conx.container.records import Graph, Hole, Original
 from conx.container.writer import Writer
 from conx.graph.originals import OriginalFile, original_files
 from conx.graph.read import SourceModel
-from conx.packing.bindings import Bindings
+from conx.packing.store import Store
 
 __all__ = ["write_originals"]
 
@@ -18,13 +18,13 @@ log = logging.getLogger("conx")
 MOST_BETWEEN = 1 << 30  # bytes between weights that are kept: they are in memory at once
 
 
-def write_originals(writer: Writer, source: SourceModel, bindings: Bindings, graph: Graph) -> list[Original]:
+def write_originals(writer: Writer, source: SourceModel, store: Store, graph: Graph) -> list[Original]:
     """Write what is needed to bring back every file of a model whose weights are stored bit for bit.
 
     Args:
         writer: takes the bytes between the weights.
         source: the model.
-        bindings: how weights are had from the file's tensors.
+        store: how weights are had from the file's tensors.
         graph: the model as it was built, whose message is mostly that of the .onnx without its weights.
 
     Returns:
@@ -39,16 +39,16 @@ def write_originals(writer: Writer, source: SourceModel, bindings: Bindings, gra
     if between > MOST_BETWEEN or len(files) > MAX_ORIGINALS:
         log.warning("%s: its files cannot be brought back as they were: too much lies between weights", source.path)
         return []
-    return [_original(writer, source, bindings, file, graph) for file in files]
+    return [_original(writer, source, store, file, graph) for file in files]
 
 
-def _original(writer: Writer, source: SourceModel, bindings: Bindings, file: OriginalFile, graph: Graph) -> Original:
+def _original(writer: Writer, source: SourceModel, store: Store, file: OriginalFile, graph: Graph) -> Original:
     pieces = list(file.between(source))
     holes = []
     at = 0
     for piece, (_, number) in zip(pieces, file.weights, strict=False):
         at += len(piece)
-        holes.append(Hole(at=at, **bindings.of_weight(number, source.weights[number].dtype)))
+        holes.append(Hole(at=at, **store.of_weight(number, source.weights[number].dtype)))
     content = b"".join(pieces)
     if file.model and hashlib.sha256(content).digest() == graph.sha256:
         stream = graph.stream

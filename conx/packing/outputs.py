@@ -20,6 +20,7 @@ MEASURED_BELOW = (
     1 << 29
 )  # bytes of weights: sessions hold them, and packing must not need memory for all of a large model
 SAMPLES = 2
+SECONDS = 60  # for a run
 ADDED = 0.005  # what float16 may add to the error of float32 with the same weights, and still be chosen by itself
 DIGITS = 2  # that are kept: more would depend on the processor
 
@@ -38,7 +39,7 @@ def measure_outputs(path: Path, source: SourceModel) -> tuple[VerifyReport | Non
     wanted = ("fp32", "fp16", "int8") if computes_in_floats(source) else ("original", "fp32", "fp16")
     chosen = [p for p in wanted if p in graphs]
     try:
-        return verify(path, source.path, precisions=chosen, samples=SAMPLES, threads=1), ""
+        return verify(path, source.path, precisions=chosen, samples=SAMPLES, threads=1, seconds=SECONDS), ""
     except ConxError as e:
         return None, str(e).replace(os.fspath(path), "the packed file")
 

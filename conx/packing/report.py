@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conx.inspection import TensorInfo, inspect
+from conx.packing.pairs import PairReport
 from conx.verification import VerifyReport
 
 __all__ = ["KindRow", "PackReport", "make_report"]
@@ -40,6 +41,7 @@ class PackReport:
         by_kind: the same summed up by codec, with the graphs and the index.
         outputs: errors of the outputs at each precision; None where they were not measured.
         unmeasured: why not.
+        pairs: which weights have the codes of a quantized twin.
     """
 
     source: Path
@@ -52,6 +54,7 @@ class PackReport:
     by_kind: tuple[KindRow, ...] = field(repr=False)
     outputs: VerifyReport | None = field(repr=False, default=None)
     unmeasured: str = ""
+    pairs: PairReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -63,7 +66,14 @@ class PackReport:
         return self.bytes / self.source_bytes if self.source_bytes else 1.0
 
 
-def make_report(source: Path, path: Path, seconds: float, outputs: VerifyReport | None, unmeasured: str) -> PackReport:
+def make_report(
+    source: Path,
+    path: Path,
+    seconds: float,
+    outputs: VerifyReport | None,
+    unmeasured: str,
+    pairs: PairReport | None,
+) -> PackReport:
     """The report of a file that was just written."""
     info = inspect(path)
     kinds = sorted({t.codec for t in info.tensors})
@@ -80,6 +90,7 @@ def make_report(source: Path, path: Path, seconds: float, outputs: VerifyReport 
         by_kind=tuple(rows),
         outputs=outputs,
         unmeasured=unmeasured,
+        pairs=pairs,
     )
 
 

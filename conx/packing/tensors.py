@@ -1,6 +1,10 @@
 """Tensors go into the file: their streams to the writer, their records to the index."""
 
 import hashlib
+import logging
+
+import numpy as np
+import numpy.typing as npt
 
 from conx.codecs import pack_params
 from conx.codecs.base import Encoded, TensorMeta
@@ -8,12 +12,16 @@ from conx.container.limits import SEGMENT
 from conx.container.records import Tensor
 from conx.container.writer import Writer
 from conx.dtypes import DType
+from conx.graph.dequantize import FloatWeight
 from conx.packing.axes import Axes
 from conx.packing.choose import choose
-from conx.packing.codes import Codes
+from conx.packing.floats import FREE_EXTRA, MOST_EXTRA, FloatModel
+from conx.packing.store import Store, Stored
 from conx.quantize.rules import Rule
 
-__all__ = ["write_scales", "write_tensor"]
+__all__ = ["write_exact", "write_extras", "write_scales", "write_tensor"]
+
+log = logging.getLogger("conx")
 
 
 def write_tensor(writer: Writer, name: str, meta: TensorMeta, encoded: Encoded, sha256: bytes) -> Tensor:
@@ -35,19 +43,41 @@ def write_tensor(writer: Writer, name: str, meta: TensorMeta, encoded: Encoded, 
     return Tensor(name, meta.shape, meta.dtype, codec_id, params, side, streams, sha256)
 
 
-def write_scales(writer: Writer, tensors: list[Tensor], codes: Codes) -> dict[tuple[int, int], int]:
-    """Write the scales of the grids on which codes are made while loading, and append them to the tensors.
+def write_scales(writer: Writer, tensors: list[Tensor], store: Store) -> None:
+    """Write the scales of the grids on which codes are made while loading, append them to the tensors, note them."""
+    for number, stored in store.tensors.items():
+        for axis, scales in stored.grids.items():
+            stored.scales[axis] = len(tensors)
+            tensors.append(write_exact(writer, f"{store.weights[number].name}/int8 scales", scales))
+
+
+def write_extras(writer: Writer, tensors: list[Tensor], store: Store, floats: FloatModel) -> FloatModel:
+    """Write the values of float weights that cannot be had from stored codes, if they are few.
 
     Returns:
-        Their places among the tensors, by the number of the stored weight and the axis.
+        The model that float graphs are made of: the source itself where these values are too many.
     """
-    places = {}
-    for number, one in codes.coded.items():
-        for axis, scales in one.grids.items():
-            choice = choose(scales, scales.shape, DType.FLOAT32, Rule(lossless=True), Axes((), False))
-            digest = hashlib.sha256(scales.tobytes()).digest()
-            places[number, axis] = len(tensors)
-            name = f"{codes.weights[number].name}/int8 scales"
-            meta = TensorMeta(scales.shape, DType.FLOAT32)
-            tensors.append(write_tensor(writer, name, meta, choice.encoded, digest))
-    return places
+    missing = [w for w in floats.model.weights if isinstance(w, FloatWeight) and not store.holds(w.number)]
+    total = sum(w.nbytes for w in store.weights if not isinstance(w, FloatWeight))
+    if sum(w.nbytes for w in missing) > MOST_EXTRA * total + FREE_EXTRA:
+        log.warning(
+            "%s: no float graphs: the values of %r and %d others cannot be had from its codes",
+            floats.model.path, missing[0].name, len(missing) - 1,
+        )  # fmt: skip
+        return floats.without()
+    for weight in missing:
+        dtype = weight.dtype
+        choice = choose(weight.read(), weight.shape, dtype, Rule(lossless=True), Axes((), False))
+        digest = hashlib.sha256(weight.read().tobytes()).digest()
+        meta = TensorMeta(weight.shape, dtype)
+        store.add(weight.number, Stored(len(tensors), weight.shape, dtype, choice.encoded.codec))
+        tensors.append(write_tensor(writer, f"{weight.name}/values", meta, choice.encoded, digest))
+    return floats
+
+
+def write_exact(writer: Writer, name: str, values: npt.NDArray[np.float32]) -> Tensor:
+    """Write float32 values of any dims bit for bit."""
+    values = np.ascontiguousarray(values)
+    choice = choose(values.reshape(-1), values.shape, DType.FLOAT32, Rule(lossless=True), Axes((), False))
+    meta = TensorMeta(values.shape, DType.FLOAT32)
+    return write_tensor(writer, name, meta, choice.encoded, hashlib.sha256(values.tobytes()).digest())

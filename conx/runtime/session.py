@@ -61,7 +61,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
         accuracy_level: of an int8 session: 4 (default) also makes activations int8, block by block, which is fastest; 1
             and 0 compute in float32. As the attribute of onnxruntime's MatMulNBits.
         device_decode: with CUDA, whether large matrices are decoded on the GPU by CuPy and stay there: "auto" where
-            that is possible, False never, True always or an error says why not.
+            that is possible, False never, True always or an error says why not. onnxruntime would warn of each such
+            weight, so its warnings are off then, unless `sess_options` ask for more than the default.
         verify: "checksum" checks each chunk's zstd checksum, "full" its SHA-256 before it is decoded.
         progress: called as progress(done, total) with bytes decoded, from the opening thread.
         threads: decoding threads; None: one for each core.
@@ -136,7 +137,8 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
                 level=STORED_LEVEL if accuracy_level is None else accuracy_level,
             )
             log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
-            keep = self._open(opening, kwargs)
+            given = kwargs if chosen != "fp16" else _without_crash(kwargs, _names(sess_options, providers))
+            keep = self._open(opening, given)
         self._model_bytes = None  # onnxruntime has parsed it
         self.precision, self._keep = chosen, keep
         self._again = (
@@ -161,6 +163,7 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             except RUNTIME_ERRORS as e:
                 if not way.instead:
                     raise
+                way.keep.clear()  # on a GPU there may not be room for both
                 log.warning("onnxruntime refuses this way of opening (%s); %s", " ".join(str(e).split()), way.instead)
             else:
                 self.opened_by = way.name
@@ -232,10 +235,12 @@ def _choose(reader: Reader, precision: str, providers: Sequence[str]) -> str:
     if precision == "auto":
         metadata = reader.index.metadata
         passed = metadata.get("passed")
-        if metadata.get("lossless") is True or "fp32" not in available:
+        quantized = metadata.get("quantized") is True
+        fast = providers[:1] and providers[0] in GPU and isinstance(passed, list) and "fp16" in passed
+        if fast and "fp16" in available and (quantized or metadata.get("lossless") is not True):
+            precision = "fp16"
+        elif quantized or metadata.get("lossless") is True or "fp32" not in available:
             precision = "original"
-        elif providers[:1] and providers[0] in GPU and isinstance(passed, list) and "fp16" in passed:
-            precision = "fp16" if "fp16" in available else "fp32"
         else:
             precision = "fp32"
     if precision not in available:
@@ -251,6 +256,18 @@ def _names(options: onnxruntime.SessionOptions | None, providers: Sequence[Any] 
     if options is not None and options.has_providers():
         return []
     return [p if isinstance(p, str) else p[0] for p in providers or onnxruntime.get_available_providers()]
+
+
+def _without_crash(kwargs: dict[str, Any], providers: Sequence[str]) -> dict[str, Any]:
+    """The arguments for a float16 graph, without the optimization that crashes on the CPU provider alone.
+
+    With the casts that this provider has put in, onnxruntime 1.31 and 1.32 end in a segmentation fault where a
+    transposed float16 input, its first axis not in its place, is multiplied by a constant matrix.
+    """
+    if [name for name in providers if name != "AzureExecutionProvider"] != [CPU]:
+        return kwargs
+    disabled = {*(kwargs.get("disabled_optimizers") or ()), "MatmulTransposeFusion"}
+    return {**kwargs, "disabled_optimizers": sorted(disabled)}
 
 
 def _repacking(options: onnxruntime.SessionOptions | None, providers: Sequence[str]) -> bool:

@@ -121,13 +121,14 @@ def test_pack(command: Conx, source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "codec", "lossless"),
     [
-        (["--lossless"], "planes", True),
-        (["--keep", "wei*"], "planes", True),
+        (["--lossless"], "heads", True),
+        (["--lossless=smallest"], "planes", True),
+        (["--keep", "wei*"], "heads", True),
         (["--keep", "nothing", "--keep", "weight"], None, None),
         (["--palette", "4"], "palette", False),
         (["--block-size", "8", "--bits", "4"], "linear int8", False),
         (["--set", "weight=palette:3,group:10"], "palette", False),
-        (["--set", "weight=lossless", "--set", "w*=bits:4"], "planes", True),
+        (["--set", "weight=lossless", "--set", "w*=bits:4"], "heads", True),
     ],
 )
 def test_settings(settings: list[str], codec: str | None, lossless: bool | None, command: Conx, source: Path) -> None:

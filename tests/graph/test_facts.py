@@ -8,11 +8,18 @@ import pytest
 from onnx import TensorProto, helper
 
 import conx
-from conx.graph.facts import computes_in_floats, graph_facts, parameter_count
-from conx.graph.read import read_model
+from conx.graph.facts import computes_in_floats, graph_facts
+from conx.graph.parameters import parameter_facts, undone
+from conx.graph.read import SourceModel, read_model
+from conx.graph.ties import find_ties
 from tests.builders import as_tensor, external, give, model, normal, save
 
 LOCAL = '<ir_version: 8, opset_import: ["": 17, "local": 1], producer_name: "someone", producer_version: "1.2">'
+
+
+def parameter_count(source: SourceModel) -> int:
+    found: int = parameter_facts(source, find_ties(source.weights), undone(source))["parameters"]
+    return found
 
 
 def everywhere() -> onnx.ModelProto:

@@ -17,7 +17,7 @@ import conx
 from conx.container.limits import SEGMENT
 from conx.container.reader import Reader
 from conx.graph.read import Weight
-from conx.packing import measure, pipeline
+from conx.packing import decide, measure, pipeline
 from tests.builders import as_tensor, external, give, model, normal, run_plain, same_bits, save
 from tests.packing.kit import pack
 
@@ -262,7 +262,7 @@ def test_an_error_on_the_way(part: float, there: bool, steps: int, source: Path,
 def test_an_error_within(call: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory, say, in a worker thread."""
     count = 0
-    home: Any = Weight if call == "read" else pipeline
+    home: Any = {"read": Weight, "write_tensor": pipeline}.get(call, decide)
     real = getattr(home, call)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -287,7 +287,7 @@ def test_what_was_written_is_checked(source: Path, tmp_path: Path, monkeypatch: 
         _, error = real(*args, **kwargs)
         return bytes(32), error
 
-    monkeypatch.setattr(pipeline, "measure", wrong)
+    monkeypatch.setattr(decide, "measure", wrong)
     with pytest.raises(conx.IntegrityError, match="SHA-256"):
         conx.pack(source, tmp_path / "m.conx", threads=2)
     assert list(tmp_path.iterdir()) == []

@@ -68,7 +68,7 @@ def test_tensors_of_one_name_have_their_own_errors(tmp_path: Path) -> None:
         attribute.g.initializer.append(numpy_helper.from_array(values, "w"))
     errors = {t.codec: t.error for t in pack(made, tmp_path).report.tensors}
     assert errors["linear int8"] > 0
-    assert errors["planes"] == 0
+    assert errors["heads"] == 0
 
 
 @pytest.mark.parametrize("weights", [{}, {"w": normal(64, 64)}, {"w": np.full((64, 64), np.inf, np.float32)}], ids=len)

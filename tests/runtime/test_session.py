@@ -655,3 +655,18 @@ def test_nothing_is_left_after_a_failure(large: Path) -> None:
     gc.collect()
     session = opened(large.with_suffix(".conx"))
     assert same_bits(run_plain(large, {"x": normal(1, 400)}), run(session, {"x": normal(1, 400)}))
+
+
+@pytest.mark.floor
+def test_a_float16_graph_that_crashes_onnxruntime(tmp_path: Path) -> None:
+    """Transpose and MatMul, both of float16, with casts between them: a fusion of onnxruntime's ends the process."""
+    nodes = "x = Gather(v, i) t = Transpose<perm=[1, 0, 2]>(x) y = MatMul(t, w)"
+    made = model(f"g (int64[a, b] i) => (float[d, e, f] y) {{ {nodes} }}", {"v": normal(100, 64), "w": normal(64, 48)})
+    conx.pack(save(made, tmp_path / "m.onnx"), tmp_path / "m.conx", verify=False)
+    code = (
+        "import conx, sys; s = conx.InferenceSession(sys.argv[1], precision='fp16', providers=['CPUExecutionProvider'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "m.conx"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
