@@ -84,53 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"conx {conx.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    pack = _command(commands, "pack", _pack, "pack an .onnx model into a .conx file")
-    pack.add_argument("model", metavar="MODEL.onnx")
-    pack.add_argument("-o", "--output", metavar="OUT.conx", help="default: the model's name with .conx")
-    pack.add_argument("--lossless", action="store_true", help="keep every weight bit for bit")
-    # An option of its own, as one with a value that may be left out would take the model's name for it.
-    pack.add_argument(
-        f"--lossless={SMALLEST}",
-        dest="lossless",
-        action="store_const",
-        const=SMALLEST,
-        default=False,
-        help="the same in a smaller file that loads more slowly",
-    )
-    pack.add_argument(
-        "--bits", type=int, choices=range(2, 9), help="bits of a code (default 8); fewer are smaller and coarser"
-    )
-    pack.add_argument(
-        "--block-size", type=int, metavar="N", help="a scale for each N weights instead of for each channel"
-    )
-    pack.add_argument(
-        "--palette", type=int, choices=range(1, 9), metavar="BITS", help="a palette of 2^BITS values instead of a grid"
-    )
-    pack.add_argument(
-        "--keep", action="append", default=[], metavar="PATTERN", help="store weights of such names bit for bit"
-    )
-    pack.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATTERN=RULE",
-        help="a rule for weights of such names: lossless, smallest, or bits:N,block:N, or palette:N,group:N",
-    )
-    pack.add_argument(
-        "--precisions",
-        default=",".join(PRECISIONS),
-        metavar="LIST",
-        help="graphs to make beside the model's own (default: %(default)s)",
-    )
-    pack.add_argument(
-        "--quantized", metavar="TWIN.onnx", help="a quantized form of the model, whose codes its weights get"
-    )
-    pack.add_argument(
-        "--no-original", action="store_true", help="do not keep what brings the model's own files back byte for byte"
-    )
-    pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
-    pack.add_argument("--json", action="store_true", help="print the report as JSON")
-    _add_work(pack)
+    _add_pack(commands)
 
     unpack = _command(commands, "unpack", _unpack, "write the model of a .conx file as .onnx")
     unpack.add_argument("file", metavar="FILE.conx")
@@ -178,6 +132,58 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_pack(commands: Any) -> None:
+    pack = _command(commands, "pack", _pack, "pack an .onnx model into a .conx file")
+    pack.add_argument("model", metavar="MODEL.onnx")
+    pack.add_argument("-o", "--output", metavar="OUT.conx", help="default: the model's name with .conx")
+    pack.add_argument("--lossless", action="store_true", help="keep every weight bit for bit")
+    # An option of its own, as one with a value that may be left out would take the model's name for it.
+    pack.add_argument(
+        f"--lossless={SMALLEST}",
+        dest="lossless",
+        action="store_const",
+        const=SMALLEST,
+        default=False,
+        help="the same in a smaller file that loads more slowly",
+    )
+    pack.add_argument(
+        "--bits", type=int, choices=range(2, 9), help="bits of a code (default 8); fewer are smaller and coarser"
+    )
+    pack.add_argument(
+        "--block-size", type=int, metavar="N", help="a scale for each N weights instead of for each channel"
+    )
+    pack.add_argument(
+        "--palette", type=int, choices=range(1, 9), metavar="BITS", help="a palette of 2^BITS values instead of a grid"
+    )
+    pack.add_argument(
+        "--keep", action="append", default=[], metavar="PATTERN", help="store weights of such names bit for bit"
+    )
+    pack.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATTERN=RULE",
+        help="a rule for weights of such names: lossless, smallest, or bits:N,block:N, or palette:N,group:N",
+    )
+    pack.add_argument(
+        "--precisions",
+        default=",".join(PRECISIONS),
+        metavar="LIST",
+        help="graphs to make beside the model's own (default: %(default)s)",
+    )
+    pack.add_argument("--calibrate", metavar="INPUTS.npz", help="inputs to try float16 and measure outputs on")
+    pack.add_argument("--half-io", action="store_true", help="the float16 graph takes and gives float16")
+    pack.add_argument(
+        "--quantized", metavar="TWIN.onnx", help="a quantized form of the model, whose codes its weights get"
+    )
+    pack.add_argument(
+        "--no-original", action="store_true", help="do not keep what brings the model's own files back byte for byte"
+    )
+    pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
+    pack.add_argument("--json", action="store_true", help="print the report as JSON")
+    _add_work(pack)
+
+
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(run=run)
@@ -204,6 +210,8 @@ def _pack(args: argparse.Namespace) -> None:
             precisions=[name for name in args.precisions.split(",") if name],
             quantized=args.quantized,
             verify=not args.no_verify,
+            calibration=args.calibrate,
+            half_io=args.half_io,
             original=not args.no_original,
             threads=args.threads,
             progress=progress,
@@ -245,7 +253,7 @@ def _print_report(report: "PackReport") -> None:
             print(f"{what} {len(names)} weights of the quantized form" + (f": {', '.join(names)}" if names else ""))
         print(f"unmatched {len(report.pairs.unmatched)}: {', '.join(report.pairs.unmatched) or 'none'}")
     if report.outputs is not None:
-        print("\nOutputs on random inputs, against the model's:")
+        print(f"\nOutputs on {report.outputs.runs} inputs, against the model's:")
         _print_errors(report.outputs)
     elif report.unmeasured != "not asked for":
         print(f"Outputs were not compared: {report.unmeasured}")

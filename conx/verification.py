@@ -12,7 +12,8 @@ from conx.errors import ModelError, UnsupportedError
 from conx.feeds import Feed, fitting_feeds, read_feeds
 from conx.inspection import inspect
 from conx.runtime.installed import RUNTIME_ERRORS
-from conx.runtime.options import quiet_options, run_within
+from conx.runtime.options import quiet_options
+from conx.runtime.running import run_within
 from conx.runtime.session import InferenceSession
 
 __all__ = ["OutputError", "VerifyReport", "verify"]
@@ -109,7 +110,13 @@ def verify(
     errors: list[OutputError] = []
     for precision in wanted:
         session = InferenceSession(path, _options(threads), precision=precision, providers=used)
-        got = _run(session, names, feeds, f"{os.fspath(path)} at precision {precision}", seconds)
+        got = _run(
+            session,
+            names,
+            [_fitting(feed, session) for feed in feeds],
+            f"{os.fspath(path)} at precision {precision}",
+            seconds,
+        )
         for i, name in enumerate(names):
             errors.append(_compare(precision, name, [run[i] for run in want], [run[i] for run in got]))
         del session
@@ -143,6 +150,12 @@ def _generated(
         )
     except UnsupportedError as e:
         raise ModelError(f"{label}: {e}") from None
+
+
+def _fitting(feed: Feed, session: InferenceSession) -> Feed:
+    """The feed with float16 where a graph takes that instead of float32."""
+    halves = {spec.name for spec in session.get_inputs() if spec.type == "tensor(float16)"}
+    return {k: v.astype(np.float16) if k in halves and v.dtype == np.float32 else v for k, v in feed.items()}
 
 
 def _run(

@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "inspection": STORE | {"graph"},
     "unpacking": STORE | {"graph", "runtime"},
     "dequantizing": {"graph"},
-    "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection", "verification"},
+    "packing": STORE | {"quantize", "graph", "runtime", "checking", "inspection", "feeds", "verification"},
     "report": set(),
     "feeds": {"errors"},
     "verification": {"errors", "feeds", "inspection", "runtime"},

@@ -11,7 +11,7 @@ from conx.dtypes import DType
 from conx.graph.coded_nodes import CodeGrid
 from conx.graph.derived import Derived
 from conx.graph.facts import computes_in_floats
-from conx.graph.fp16 import Half, to_float16
+from conx.graph.fp16 import Half
 from conx.graph.fp32 import to_float32
 from conx.graph.int8 import Int8, coded_uses, to_int8, with_coded_rows
 from conx.graph.merge import merge_equal
@@ -21,6 +21,7 @@ from conx.graph.uses import weight_uses
 from conx.packing.floats import FloatModel
 from conx.packing.settings import Settings
 from conx.packing.store import Store
+from conx.packing.trying import tried_float16
 
 __all__ = ["coded_weights", "write_graphs"]
 
@@ -62,7 +63,7 @@ class _Making:
 
     def __init__(self, source: SourceModel, floats: FloatModel, store: Store, settings: Settings) -> None:
         self.source, self.floats, self.store = source, floats, store
-        self.wanted = set(settings.precisions)
+        self.settings, self.wanted = settings, set(settings.precisions)
         self.half: Half | None = None
 
     def variants(self) -> list["_Variant"]:
@@ -121,7 +122,7 @@ class _Making:
         """The float16 graph, in which equal weights are one."""
         if "fp16" not in self.wanted:
             return []
-        self.half = _attempt(self.source, "float16", lambda: to_float16(self.floats.model))
+        self.half = _attempt(self.source, "float16", lambda: tried_float16(self.floats.model, self.settings))
         if self.half is None:
             return []
         merge_equal(self.half.model, self._content)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
     precisions: Sequence[str] = PRECISIONS,
     quantized: str | os.PathLike[str] | None = None,
     verify: bool = True,
+    calibration: Any = None,
+    half_io: bool = False,
     original: bool = True,
     external_above: int = MESSAGE_MAX,
 ) -> PackReport:
@@ -86,8 +89,11 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
         precisions: which graphs to make beside the model's own: "fp32", "fp16", "int8"; they share the weights.
         quantized: path of a quantized form of the model: its codes become those of the float weights that they are of,
             matched by name or by value; graph and all else are the model's.
-        verify: whether the file's outputs are measured against the model's, on random inputs. Needed for "fp16" to be
-            chosen by itself. Models above 512 MiB are never run while packing.
+        verify: whether the model and what is made of it are run: nodes that float16 does not bear are found and kept
+            float32, and the file's outputs are measured against the model's. Needed for "fp16" to be chosen by itself.
+            Models above 512 MiB of weights (for float16: 256 MiB) are never run while packing.
+        calibration: inputs for that: an .npz file, a folder of them, a mapping of arrays, or mappings; None: random.
+        half_io: whether the float16 graph takes and gives float16 where the model has float32.
         original: whether a file whose every weight is stored bit for bit brings back the model's own files, byte for
             byte (`conx unpack --original`).
         external_above: bytes from which the model's own graph keeps weights outside (protobuf's limit).
@@ -97,6 +103,7 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
         ValueError: settings that exclude each other, or a pattern that no weight matches.
     """
     settings = make_settings(lossless, bits, block_size, palette, keep, overrides, precisions, original, external_above)
+    settings = replace(settings, verify=verify, calibration=calibration, half_io=half_io)
     source_path = Path(model)
     target = Path(output) if output is not None else source_path.with_suffix(".conx")
     if target.exists() and source_path.exists() and target.samefile(source_path):
@@ -105,7 +112,7 @@ def pack(  # noqa: PLR0913 - the public face: each is a setting of its own
         check_inline_tensors(source)
         if target.exists() and any(target.samefile(file.path) for file in source.files.values()):
             raise ValueError(f"{target}: is a data file of the model; name another output")
-        packing = _Packing(source, target, settings, thread_count(threads), progress, verify)
+        packing = _Packing(source, target, settings, thread_count(threads), progress)
         if quantized is None:
             return packing.run(None)
         with read_model(quantized) as twin:
@@ -121,16 +128,15 @@ class _Packing:
         settings: Settings,
         threads: int,
         progress: Progress | None,
-        verify: bool,
     ) -> None:
         self.source, self.target, self.settings, self.threads = source, target, settings, threads
         self.total = 2 * sum(w.nbytes for w in source.weights)
         self.done = 0
         self.progress = progress
-        self.verify = verify
         self.outputs: VerifyReport | None = None
         self.pairs: PairReport | None = None
-        self.unmeasured = "" if verify else "not asked for"
+        self.half_error: float | None = None
+        self.unmeasured = "" if settings.verify else "not asked for"
 
     def run(self, twin: SourceModel | None) -> PackReport:
         """Pack, with the codes of a quantized twin if there is one."""
@@ -171,6 +177,7 @@ class _Packing:
             floats = write_extras(writer, tensors, store, floats)
             write_scales(writer, tensors, store)
             graphs, half = write_graphs(writer, self.source, floats, store, self.settings)
+            self.half_error = None if half is None else half.error
             originals = []
             if self.settings.original and all(e is None for e in errors):
                 originals = write_originals(writer, self.source, store, graphs[0])
@@ -200,6 +207,7 @@ class _Packing:
         return {
             "errors": measured,
             "fp16_kept_float32": {} if half is None else half.wide,
+            "fp16_kept_nodes": {} if half is None else half.kept,
             "lossless": all(e is None for e in errors),
             "model": facts,
             "producer": f"conx {__version__}",
@@ -222,7 +230,7 @@ class _Packing:
             verify_tensors(reader, self.threads)
             for original in reader.index.originals:
                 deque(original_pieces(reader, original, self.threads), maxlen=0)
-        if not self.verify:
+        if not self.settings.verify:
             return None
-        self.outputs, self.unmeasured = measure_outputs(path, self.source)
-        return None if self.outputs is None else to_metadata(self.outputs)
+        self.outputs, self.unmeasured = measure_outputs(path, self.source, self.settings.calibration)
+        return None if self.outputs is None else to_metadata(self.outputs, self.half_error)

@@ -22,6 +22,9 @@ class Settings:
         lossless: whether all is kept bit for bit.
         precisions: which graphs to make beside the model's own.
         original: whether the model's files are kept as they were, where every weight is.
+        verify: whether the model and what is made of it are run.
+        calibration: the user's inputs for that, if there are any.
+        half_io: whether the float16 graph takes and gives float16.
         asked: whether the user said how weights are coded.
         external_above: bytes from which a model's own graph keeps its weights outside of the message.
     """
@@ -33,6 +36,9 @@ class Settings:
     external_above: int
 
     asked: bool = True
+    verify: bool = False
+    calibration: Any = None
+    half_io: bool = False
 
     def as_lossless(self) -> "Settings":
         """The same for a model that is to be kept as it is."""

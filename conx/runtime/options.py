@@ -4,13 +4,11 @@ onnxruntime's SessionOptions cannot be copied from Python. But a session gives o
 session of a model with one Identity node is opened with the caller's options and asked for them.
 """
 
-from collections.abc import Mapping, Sequence
-from threading import Timer
-from typing import Any
+from collections.abc import Sequence
 
 import onnxruntime
 
-__all__ = ["clone_options", "quiet_options", "run_within"]
+__all__ = ["clone_options", "quiet_options"]
 
 # ModelProto: ir_version 8, opset 13, graph "g": y = Identity(x), both float32 scalars.
 IDENTITY = bytes.fromhex(
@@ -48,22 +46,3 @@ def quiet_options() -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     return options
-
-
-def run_within(session: Any, names: Sequence[str], feed: Mapping[str, Any], seconds: float | None) -> list[Any]:
-    """As `session.run(names, feed)`, but ended after so many seconds, if it looks at that: a loop may have no end.
-
-    Raises:
-        RuntimeError: as of onnxruntime; of a run that was ended too.
-    """
-    options = onnxruntime.RunOptions()
-    timer = None if seconds is None else Timer(seconds, setattr, (options, "terminate", True))
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
-    try:
-        found: list[Any] = session.run(names, feed, options)
-        return found
-    finally:
-        if timer is not None:
-            timer.cancel()

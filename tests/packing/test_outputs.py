@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import conx
 from conx.container.reader import Reader
 from conx.packing import outputs
 from conx.runtime.session import GPU, _choose, _names
@@ -83,7 +84,9 @@ def report(**errors: tuple[float, int]) -> VerifyReport:
     ],
 )
 def test_what_passes(errors: dict[str, tuple[float, int]], wanted: list[str]) -> None:
-    assert outputs.passed(report(**errors)) == wanted
+    assert outputs.passed(report(**errors), 0.001) == wanted
+    assert outputs.passed(report(**errors), None) == []
+    assert outputs.passed(report(**errors), 0.05) == []
 
 
 def test_what_auto_chooses(tmp_path: Path) -> None:
@@ -118,3 +121,59 @@ def test_what_goes_wrong_in_a_session_is_told(tmp_path: Path, caplog: pytest.Log
         packed = pack(made, tmp_path, verify=True)
     assert "no values can be made for it; give inputs" in packed.report.unmeasured
     np.testing.assert_equal(save(made, tmp_path / "m.onnx").exists(), True)
+
+
+OVERFLOWING = """
+g (float[2, 64] x) => (float[2, 64] y) {
+    a = MatMul(x, big) b = MatMul(a, small) c = Relu(b) y = MatMul(c, plain)
+}"""
+
+
+def test_what_overflows_in_float16_stays_float32(tmp_path: Path) -> None:
+    """Products far beyond 65504 between two matrices whose values fit: only running shows it."""
+    weights = {"big": normal(64, 64, scale=3000), "small": normal(64, 64, scale=1e-4), "plain": normal(64, 64)}
+    packed = pack(model(OVERFLOWING, weights), tmp_path, verify=True, lossless=True)
+    found = metadata(packed.path)
+    assert set(found["fp16_kept_nodes"]) & {"a", "b"}
+    assert found["fp16_error"] < 0.01
+    assert found["passed"] == ["fp16"]
+    halves = {t.name for t in packed.unpack(precision="fp16").graph.initializer if t.data_type == 10}
+    assert "plain" in halves
+    untried = metadata(pack(model(OVERFLOWING, weights), tmp_path, verify=False).path)
+    assert untried["fp16_kept_nodes"] == {}
+
+
+def test_inputs_of_ones_own(tmp_path: Path) -> None:
+    """The same model does not overflow on the inputs that it is for."""
+    weights = {"big": normal(64, 64, scale=300), "small": normal(64, 64, scale=1e-3), "plain": normal(64, 64)}
+    inputs = {"x": normal(5, 2, 64, scale=0.1)}
+    packed = pack(model(OVERFLOWING, weights), tmp_path, verify=True, calibration=inputs)
+    assert packed.report.outputs is not None
+    assert packed.report.outputs.runs == 5
+    assert metadata(packed.path)["fp16_kept_nodes"] == {}
+
+
+def test_float16_inputs_and_outputs(tmp_path: Path) -> None:
+    packed = pack(matmul(normal(64, 64)), tmp_path, verify=True, half_io=True)
+    session = conx.InferenceSession(packed.path, precision="fp16", providers=CPU)
+    assert [v.type for v in (*session.get_inputs(), *session.get_outputs())] == ["tensor(float16)"] * 2
+    assert packed.report.outputs is not None
+    assert packed.report.outputs.worst("fp16").rms < 0.02
+    plain = conx.InferenceSession(packed.path, precision="fp32", providers=CPU)
+    assert plain.get_inputs()[0].type == "tensor(float)"
+
+
+def test_models_of_16_bit_floats_are_float32_too(tmp_path: Path) -> None:
+    packed = pack(matmul(normal(128, 64).astype(np.float16)), tmp_path, verify=True, lossless=True)
+    kinds = {t.data_type for t in packed.unpack(precision="fp32").graph.initializer}
+    assert kinds == {onnx.TensorProto.FLOAT}
+    assert {t.data_type for t in packed.unpack(precision="fp16").graph.initializer} == {onnx.TensorProto.FLOAT16}
+    assert [n.op_type for n in packed.unpack(precision="int8").graph.node].count("MatMulNBits") == 1
+    feed = {"x": normal(3, 128).astype(np.float16)}
+    answers = [
+        conx.InferenceSession(packed.path, precision=p, providers=CPU).run(None, feed)[0]
+        for p in ("fp32", "fp16", "int8")
+    ]
+    assert all(answer.dtype == np.float16 for answer in answers)
+    for answer in answers[1:]:
+        assert np.abs(answer.astype(np.float32) - answers[0]).max() < 0.03 * np.abs(answers[0]).max()
