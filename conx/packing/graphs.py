@@ -75,19 +75,13 @@ class _Making:
                 return [_Variant(_serving({"int8"} & self.wanted), own)]
             if not any(weight.dtype.is_float for weight in self.source.weights):  # one graph for all
                 return [_Variant(_serving(self.wanted), own)]
-        made = self._plain()
-        if not integers:
-            made += self._small()
-        made += self._half()
-        shared: set[str] = set()
-        if self.floats.quantized:
-            shared = {"int8"} & self.wanted if integers else set()
-        served = {p for variant in made for p in variant.precisions}
-        same = {v.precisions[0] for v in made if v.skeleton.message == own.message and not v.derived}
-        kept = [v for v in made if v.precisions[0] not in same]
-        if not self.floats.quantized and "int8" in self.wanted and "int8" not in served and not integers:
-            shared |= {"int8"}  # nothing to be had from codes
-        return [_Variant(_serving(shared | same), own), *kept]
+        made = [*self._plain(), *([] if integers else self._small()), *self._half()]
+        served = {"int8"} & self.wanted  # by the model's own graph, where no other one computes with codes
+        for variant in made:
+            served -= set(variant.precisions)
+        equal = [v for v in made if v.skeleton.message == own.message and not v.derived]
+        served |= {precision for variant in equal for precision in variant.precisions}
+        return [_Variant(_serving(served), own), *(v for v in made if v not in equal)]
 
     def _plain(self) -> list["_Variant"]:
         """The float32 graph: of 16-bit floats made float32; large embeddings stay codes."""
@@ -114,7 +108,7 @@ class _Making:
         count = len(self.floats.model.weights)
         small = _attempt(self.source, "int8", lambda: to_int8(model, count, self.store))
         if small is None or not small.derived:
-            return [_Variant(("int8",), self._skeleton(model))] if small is not None and self.floats.quantized else []
+            return []
         skeleton = self._skeleton(small.model, small.derived)
         return [_Variant(("int8",), skeleton, small.derived, small.level_places(skeleton.message))]
 
