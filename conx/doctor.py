@@ -15,7 +15,6 @@ PACKAGES = {
     "zstandard": "conx cannot run",
     "msgpack": "conx cannot run",
     "onnx": 'models cannot be packed: pip install "conx-onnx[pack]"',
-    "onnx-ir": 'models cannot be packed: pip install "conx-onnx[pack]"',
     "nvidia-nvcomp-cu13": "not used by this version",
 }
 

@@ -58,7 +58,6 @@ LAYERS: dict[str, set[str]] = {
 # The one place of each heavy package.
 HOMES = {
     "onnx": "conx.graph",
-    "onnx_ir": "conx.graph",
     "google": "conx.graph",  # protobuf
     "onnxruntime": "conx.runtime",
     "cupy": "conx.runtime.cuda",
@@ -236,4 +235,4 @@ def test_import_conx_loads_nothing_heavy() -> None:
 def test_a_session_does_not_load_onnx() -> None:
     loaded = run("import sys, conx; conx.InferenceSession; print(*sorted(sys.modules))").split()
     assert "onnxruntime" in loaded
-    assert {"onnx", "onnx_ir", "google.protobuf"} & set(loaded) == set()
+    assert {"onnx", "google.protobuf"} & set(loaded) == set()

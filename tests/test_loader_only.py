@@ -114,7 +114,7 @@ def test_onnx_is_not_there(loader: Loader) -> None:
     listed = loader("-m", "pip", "list", "--format=freeze").stdout.lower()
     installed = {line.partition("==")[0].replace("_", "-") for line in listed.splitlines()}
     assert {"conx-onnx", "onnxruntime"} <= installed
-    assert {"onnx", "onnx-ir", "rich"} & installed == set()
+    assert {"onnx", "rich"} & installed == set()
 
 
 def test_pack_names_its_extra(loader: Loader, model: Path, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The ONNX side of conx, used when packing: the only place that imports onnx and onnx-ir."""
+"""The ONNX side of conx, used when packing: the only place that imports onnx."""
