@@ -179,7 +179,7 @@ def _add_pack(commands: Any) -> None:
     pack.add_argument(
         "--no-original", action="store_true", help="do not keep what brings the model's own files back byte for byte"
     )
-    pack.add_argument("--no-verify", action="store_true", help="do not run the file and the model on random inputs")
+    pack.add_argument("--no-verify", action="store_true", help="do not run the model and what is made of it")
     pack.add_argument("--json", action="store_true", help="print the report as JSON")
     _add_work(pack)
 
