@@ -18,7 +18,7 @@ log = logging.getLogger("conx")
 MOST_EXTRA = (
     0.05  # of the weights' bytes: values that are stored beside codes, since the format cannot have them of these
 )
-FREE_EXTRA = 1 << 16
+FREE_EXTRA = 1 << 22
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from onnxruntime.quantization import QuantType, matmul_nbits_quantizer
 
 import conx
 from conx.container.reader import Reader
+from conx.packing import tensors
 from tests.builders import CPU, model, normal, one_thread, save
 from tests.graph.dequantize_kit import dynamic, near, operators, outputs, quantized_left, static
 from tests.packing.kit import Packed, pack
@@ -244,3 +245,38 @@ def test_bits_asked_for_are_for_what_is_float_in_it(tmp_path: Path) -> None:
     held = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
     np.testing.assert_array_equal(back["a"], held["a"])
     assert (back["w"] != held["w"]).any()
+
+
+def by_wide_codes(made: onnx.ModelProto) -> onnx.ModelProto:
+    """DequantizeLinear of int16, of which the format has no codes."""
+    found = onnx.ModelProto()
+    found.CopyFrom(made)
+    weight = numpy_helper.to_array(found.graph.initializer[0])
+    del found.graph.initializer[:]
+    scale = np.array(np.abs(weight).max() / 32767, np.float32)
+    held = {"w_q": np.rint(weight / scale).astype(np.int16), "w_s": scale}
+    found.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in held.items())
+    found.graph.node.insert(0, helper.make_node("DequantizeLinear", list(held), ["w"]))
+    del found.opset_import[:]
+    found.opset_import.add(domain="", version=21)
+    found.ir_version = 10
+    return found
+
+
+def test_codes_that_the_format_has_not(tmp_path: Path) -> None:
+    """A few values are stored beside them, so that there are float graphs all the same."""
+    made = by_wide_codes(WIDE)
+    packed = pack(made, tmp_path)
+    given = feed(WIDE)
+    want = outputs(conx.dequantize(made), given)
+    for precision, bound in (("original", 1e-5), ("fp32", 1e-5), ("fp16", 5e-3)):
+        near(conx.InferenceSession(packed.path, precision=precision, providers=CPU).run(None, given), want, bound)
+    assert conx.inspect(packed.path).parameters == 128 * 64
+
+
+def test_too_many_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(tensors, "FREE_EXTRA", 100)
+    packed = pack(by_wide_codes(WIDE), tmp_path)
+    assert "no float graphs: the values of 'w' and 0 others cannot be had from its codes" in caplog.text
+    assert conx.inspect(packed.path).precisions == ("fp16", "fp32", "int8", "original")
+    conx.InferenceSession(packed.path, providers=CPU)
