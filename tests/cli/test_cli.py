@@ -444,9 +444,7 @@ def test_terminated(source: Path, monkeypatch: pytest.MonkeyPatch, command: Conx
 
 def test_without_the_packages_of_the_extra(packed: Path, source: Path) -> None:
     """A .conx is looked at and checked without onnx; what needs it says how to get it."""
-    hidden = (
-        "import sys; sys.modules['onnx'] = None; from conx.cli import main; sys.exit(main())"
-    )
+    hidden = "import sys; sys.modules['onnx'] = None; from conx.cli import main; sys.exit(main())"
     for verb, path, status in (("info", packed, 0), ("check", packed, 0), ("pack", source, 1), ("info", source, 1)):
         done = subprocess.run(
             [sys.executable, "-c", hidden, verb, str(path)],
