@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def _peers(found: Measured, arrays: Sequence[Array], kind: DType) -> dict[str, _
         found.sizes[label] = sum(map(len, coded))
         back = [pcodec.standalone.simple_decompress(one) for one in coded]
         found.exact &= all(one.tobytes() == array.tobytes() for one, array in zip(back, arrays, strict=True))
-        works[label] = _Work(lambda coded=coded: [pcodec.standalone.simple_decompress(one) for one in coded], len(raw))
+        works[label] = _Work(partial(_decompress_all, coded), len(raw))
     return works
 
 
@@ -189,6 +190,10 @@ def _time(found: Measured, works: dict[str, _Work], rounds: int) -> None:
 _COLUMNS = ("zstd 3", "zstd 19", "zipnn", "pcodec", "pcodec 12", "conx", "conx smallest")
 
 
+def _decompress_all(coded: Sequence[bytes]) -> list[Array]:
+    return [pcodec.standalone.simple_decompress(one) for one in coded]
+
+
 def _size_row(found: Measured) -> dict[str, object]:
     row: dict[str, object] = {"model": found.name, "type": found.kind, "raw MB": f"{found.raw / 1e6:.2f}"}
     row |= {"equal ones once": f"{found.once / found.raw:.4f}"}
@@ -202,7 +207,8 @@ def _file_row(found: Measured) -> dict[str, object]:
 
 
 def _speed_row(found: Measured) -> dict[str, object]:
-    return {"model": found.name} | {name: f"{found.speeds[name]:.2f}" for name in _COLUMNS if name in found.speeds}
+    row: dict[str, object] = {"model": found.name}
+    return row | {name: f"{found.speeds[name]:.2f}" for name in _COLUMNS if name in found.speeds}
 
 
 def _report(results: Sequence[Measured], seconds: float) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.container.parts import SOURCE, sha256
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def finish(writer: Writer, verify: Callable[[Path], object] | None = None) -> bytes:
+def finish(writer: Writer, verify: Callable[[Path], Any] | None = None) -> bytes:
     graph = Graph("source", (), writer.add_graph(SOURCE), sha256(SOURCE))
     return writer.finish({"draft-2"}, [graph], [], {}, verify)
 

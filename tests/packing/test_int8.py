@@ -188,7 +188,7 @@ def test_int8_gives_what_float32_gives_with_the_same_codes(name: str, settings: 
         close(fast.run(None, feed), wanted, 0.03)
 
 
-def level(count: int) -> dict[str, int]:
+def level(count: int) -> dict[str, Any]:
     return {"accuracy_level": 0} if count else {}
 
 

@@ -12,11 +12,11 @@ import conx
 from tests.builders import CPU, model, normal, save
 from tests.graph.dequantize_kit import dynamic, near, outputs
 from tests.packing.kit import pack
-from tests.packing.test_quantized import NET, TEXT, WIDE, blocks, feed
+from tests.packing.test_quantized import NET, TEXT, WIDE, Quantizer, blocks, feed
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
-TWINS = {
+TWINS: dict[str, tuple[onnx.ModelProto, Quantizer]] = {
     "dynamic": (NET, lambda m, f: dynamic(m, f, weight_type=QuantType.QInt8)),
     "dynamic, per channel": (NET, lambda m, f: dynamic(m, f, weight_type=QuantType.QUInt8, per_channel=True)),
     "recurrent": (TEXT, lambda m, f: dynamic(m, f, weight_type=QuantType.QInt8)),

@@ -254,7 +254,7 @@ def by_wide_codes(made: onnx.ModelProto) -> onnx.ModelProto:
     weight = numpy_helper.to_array(found.graph.initializer[0])
     del found.graph.initializer[:]
     scale = np.array(np.abs(weight).max() / 32767, np.float32)
-    held = {"w_q": np.rint(weight / scale).astype(np.int16), "w_s": scale}
+    held: dict[str, Array] = {"w_q": np.rint(weight / scale).astype(np.int16), "w_s": scale}
     found.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in held.items())
     found.graph.node.insert(0, helper.make_node("DequantizeLinear", list(held), ["w"]))
     del found.opset_import[:]

@@ -183,5 +183,5 @@ def test_equal_initializers_become_one_when_unpacked(tmp_path: Path) -> None:
         session = conx.InferenceSession(packed.path, one_thread(), precision="original", providers=CPU)
         wanted = run_plain(merged.SerializeToString(), feed)
         assert all(map(same_bits, wanted, session.run(None, feed)))
-    with pytest.raises(ValueError, match="original and dedup exclude each other"):
-        packed.unpack(dedup=True, original=True)
+        with pytest.raises(ValueError, match="original and dedup exclude each other"):
+            packed.unpack(dedup=True, original=True)

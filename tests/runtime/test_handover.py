@@ -132,7 +132,7 @@ def test_codes_of_the_models_own_products(
 ) -> None:
     """A model that computes with codes by itself, at a level of accuracy at which onnxruntime may read them again."""
     draw = np.random.default_rng(0)
-    held = {
+    held: dict[str, Any] = {
         "b": draw.integers(0, 256, (64, 2, 32)).astype(np.uint8),
         "s": draw.random((64, 2)).astype(np.float32),
         **({"z": np.full((64, 2), 120, np.uint8)} if zeros else {}),

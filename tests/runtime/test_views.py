@@ -22,11 +22,12 @@ from conx.runtime.decode import decode_all
 pytestmark = pytest.mark.usefixtures("no_sync")
 
 Array = npt.NDArray[Any]
+Part = tuple[Codec, tuple[Array, ...], Array, tuple[int, ...], dict[str, Any]]
 SHAPE = (40, 50)
 DRAW = np.random.default_rng(0)
 
 
-def stored(folder: Path, *tensors: tuple[Codec, tuple[Array, ...], Array, tuple[int, ...], dict[str, Any]]) -> Reader:
+def stored(folder: Path, *tensors: Part) -> Reader:
     """A file with tensors of float32: codec, side arrays, data (flat, in stored order), dims, and other fields."""
     with Writer(folder / "m.conx", None) as writer:
         records = []
@@ -161,7 +162,7 @@ def test_codes_made_of_values(tmp_path: Path, axis: int, order: tuple[int, ...] 
     scales = (np.abs(values).max(axis=1 - axis) / 127).astype(np.float32)
     flat = np.ascontiguousarray(values if order is None else values.T).reshape(-1)
     fields = {} if order is None else {"order": order}
-    tensors = ((Planes(), (), flat, SHAPE, fields), (Planes(), (), scales, scales.shape, {}))
+    tensors: tuple[Part, ...] = ((Planes(), (), flat, SHAPE, fields), (Planes(), (), scales, scales.shape, {}))
     with stored(tmp_path, *tensors) as reader:
         found = view(reader, view=CODES, dtype=DType.UINT8, shape=(50, 40), perm=(1, 0), grid=Grid(1, axis))
         repeated = decode_all(reader, [Binding(tensor=1, shape=(scales.size, 3), repeat=3)])[0]
@@ -195,6 +196,6 @@ def test_another_number_of_scales_than_there_are(tmp_path: Path) -> None:
 def test_scales_of_a_grid_that_are_not_finite(tmp_path: Path) -> None:
     values = DRAW.standard_normal(SHAPE).astype(np.float32)
     scales = np.full(50, np.inf, np.float32)
-    tensors = ((Planes(), (), values.reshape(-1), SHAPE, {}), (Planes(), (), scales, (50,), {}))
+    tensors: tuple[Part, ...] = ((Planes(), (), values.reshape(-1), SHAPE, {}), (Planes(), (), scales, (50,), {}))
     with stored(tmp_path, *tensors) as reader, pytest.raises(FormatError, match="a scale of its grid is not finite"):
         view(reader, view=CODES, dtype=DType.INT8, shape=SHAPE, grid=Grid(1, 1))
