@@ -7,26 +7,28 @@ inputs (opennsfw brought to opset 13 before, as DequantizeLinear has no axis bel
 without zero points, and reaches one small matrix of opennsfw and not MiniLM's embeddings: their rest is float32, and
 stored bit for bit.
 
-**Sizes.** `.conx / zip` is the size of the .conx, all graphs included, over that of the quantized .onnx in `zip -9`; at
-most 0.95 is wanted. It is the sum of the three columns that follow: codes with their scales, other weights bit for bit,
-graphs with the index. `entropy` is what an ideal order-0 coder would need for the codes alone, also over the zip: the
-sum over the tensors of int8, uint8 and int4 (two of these in a byte) of the count of codes times the entropy of their
-frequencies. Below the table is, for each model that missed 0.95, whether such a coder would get there.
+**Sizes.** `.conx / zip` is the size of the .conx, all graphs included, over that of the quantized .onnx in `zip -9`;
+at most 0.95 is wanted (none of these .onnx has external data). It is the sum of the three columns that follow: codes
+with their scales, other weights bit for bit, graphs with the index. `entropy` is what an ideal order-0 coder would
+need for the codes alone, also over the zip: the sum over the tensors of int8, uint8 and int4 (two of these in a byte)
+of the count of codes times the entropy of their frequencies. Below the table is, for each model that missed 0.95,
+whether such a coder would get there.
 
 **Parameters** are counted in the float model, where there is one, in the quantized .onnx and in the .conx, by
 `conx.inspect`; `scales, zeros` are counted apart.
 
-**Outputs**, on real inputs of another draw than the calibration's. `equal` tells whether `original` gives every output
-of the quantized .onnx in onnxruntime bit for bit, both on one thread. `rms` is the root mean square of the error over
-that of the output, of the worst output; `1 - cos` is the mean over inputs and outputs. They are against the float
-model; where there is none, those of fp32 and fp16 are against the quantized model, and show how much its rounding of
-activations matters: float graphs have its weights and round no activations. That is also why they can be closer to the
-float model than `original`. The waveforms that kokoro synthesizes cannot be compared: for it there is the distance of
-log spectra. tashkeel gives class numbers. imgly_medium is the float16 form of imgly_small.
+**Outputs**, on real inputs of another draw than the calibration's (smart_turn and tashkeel get generated ones).
+`equal` tells whether `original` gives every output of the quantized .onnx in onnxruntime bit for bit, both on one
+thread. `rms` is the root mean square of the error over that of the output, of the worst output; `1 - cos` is the mean
+over inputs and outputs. They are against the float model; where there is none, those of fp32 and fp16 are against the
+quantized model, and show how much its rounding of activations matters: float graphs have its weights and round no
+activations. That is also why they can be closer to the float model than `original`. The waveforms that kokoro
+synthesizes cannot be compared: for it there is the distance of log spectra. tashkeel gives class numbers. imgly_medium
+is the float16 form of imgly_small.
 
-**Pairs**: the float model packed with its form by quantize_dynamic, per channel, as `quantized=`. Of the *renamed* twin
-all initializers have names that tell nothing. Errors are against the float model; `beside dequantized` is the rms of
-fp32 against the graph that `conx.dequantize` makes of the twin.
+**Pairs**: the float model packed with its form by quantize_dynamic, per channel, as `quantized=`. Of the *renamed*
+twin all initializers have names that tell nothing. Errors are against the float model; `beside dequantized` is the rms
+of fp32 against the graph that `conx.dequantize` makes of the twin.
 """
 
 from __future__ import annotations
