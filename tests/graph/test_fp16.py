@@ -35,7 +35,7 @@ def check(
 ) -> onnx.ModelProto:
     """Pack, compare the outputs of the float16 graph with the model's, look the graph over; gives it."""
     path = save(made, folder / "m.onnx")
-    conx.pack(path, folder / "m.conx", lossless=True, threads=1)
+    conx.pack(path, folder / "m.conx", lossless=True, threads=1, verify=False)
     session = conx.InferenceSession(folder / "m.conx", one_thread(), CPU, precision="fp16", threads=1)
     half = onnx.load(conx.unpack(folder / "m.conx", folder / "half.onnx", precision="fp16"))
     for given in (feeds, *more):
@@ -48,7 +48,7 @@ def check(
 
 def float16(made: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """The float16 graph of a model that onnxruntime cannot run."""
-    conx.pack(save(made, folder / "m.onnx"), folder / "m.conx", lossless=True, threads=1)
+    conx.pack(save(made, folder / "m.onnx"), folder / "m.conx", lossless=True, threads=1, verify=False)
     return onnx.load(conx.unpack(folder / "m.conx", folder / "half.onnx", precision="fp16"))
 
 
