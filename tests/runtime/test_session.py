@@ -520,7 +520,7 @@ def test_after_a_fork(case: Case, tmp_path: Path) -> None:
     """The child opens sessions of its own, and runs a single-threaded one of its parent."""
     np.savez(tmp_path / "feeds.npz", **feeds())
     script = """
-        import os, sys
+        import os, signal, sys
         import numpy as np, onnxruntime
         import conx
 
@@ -533,6 +533,7 @@ def test_after_a_fork(case: Case, tmp_path: Path) -> None:
         if child:
             status = os.waitpid(child, 0)[1]
         else:
+            signal.alarm(60)  # a child that hangs would keep the pipe open, which no timeout here ends
             own = conx.InferenceSession(sys.argv[1], threads=3)
             equal = [a.tobytes() == b.tobytes() for s in (own, parents) for a, b in zip(wanted, s.run(None, feeds))]
             os._exit(0 if all(equal) else 3)
