@@ -36,7 +36,8 @@ from conx.runtime.cuda.pipeline import Wanted, decode_on_device, recipe_of
 from conx.runtime.cuda.recipes import Transposed, recipe_for
 from conx.runtime.decode import decode_all, thread_count
 from conx.runtime.diagnosis import device_facts, runtime_facts
-from conx.runtime.ways import CUDA, find_device
+from conx.runtime.providers import CUDA
+from conx.runtime.ways import find_device
 from tests.runtime.cuda.generated import KINDS, TARGETS, Coded, check, generated
 from tools.gpu_model import write_conx, write_onnx
 

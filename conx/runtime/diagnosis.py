@@ -15,7 +15,8 @@ from conx.runtime.cuda.pipeline import Wanted, recipe_of
 from conx.runtime.decode import fill_holes
 from conx.runtime.injection import candidates
 from conx.runtime.installed import WHEELS, check_onnxruntime
-from conx.runtime.ways import CUDA, REFUSE_MEMORY, find_device, first_provider
+from conx.runtime.providers import CUDA, usable_providers
+from conx.runtime.ways import REFUSE_MEMORY, find_device
 
 __all__ = ["FileWay", "device_facts", "file_ways", "runtime_facts"]
 
@@ -46,6 +47,7 @@ def runtime_facts() -> list[tuple[str, str]]:
     facts = [
         ("onnxruntime", f"{onnxruntime.__version__} ({', '.join(wheels) or 'of an unknown package'})"),
         ("providers", ", ".join(onnxruntime.get_available_providers())),
+        ("usable here", ", ".join(name for name, _ in usable_providers(None, None, None))),
     ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -79,7 +81,7 @@ def file_ways(
     Raises:
         FormatError, IntegrityError: the file is damaged.
     """
-    name, options = first_provider(onnxruntime.SessionOptions(), providers, provider_options)
+    name, options = usable_providers(None, providers, provider_options)[0]
     try:
         find_device(name, options)
         obstacle = ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import onnxruntime
 
-__all__ = ["clone_options", "quiet_options"]
+__all__ = ["IDENTITY", "clone_options", "quiet_options"]
 
 # ModelProto: ir_version 8, opset 13, graph "g": y = Identity(x), both float32 scalars.
 IDENTITY = bytes.fromhex(

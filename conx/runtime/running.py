@@ -8,7 +8,7 @@ from typing import Any
 import onnxruntime
 
 from conx.runtime.options import quiet_options
-from conx.runtime.trial import CPU
+from conx.runtime.providers import CPU
 
 __all__ = ["open_plain", "run_within"]
 

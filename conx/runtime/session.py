@@ -19,7 +19,7 @@ from conx.runtime.decode import STORED_LEVEL, Progress, fill_holes
 from conx.runtime.handover import NO_REPACKING
 from conx.runtime.installed import RUNTIME_ERRORS, check_onnxruntime
 from conx.runtime.options import clone_options
-from conx.runtime.trial import CPU
+from conx.runtime.providers import GPU, only_cpu, usable_providers
 from conx.runtime.ways import DEVICE_DECODE, Opening, ways
 
 __all__ = ["PRECISIONS", "InferenceSession", "is_conx"]
@@ -30,16 +30,6 @@ log = logging.getLogger("conx")
 
 PRECISIONS = ("auto", "original", "fp32", "fp16", "int8")
 MEMORY = ("auto", "low")
-# Where float16 is fast. Elsewhere it is computed in float32, with casts.
-GPU = {
-    "CUDAExecutionProvider",
-    "DmlExecutionProvider",
-    "MIGraphXExecutionProvider",
-    "NvTensorRTRTXExecutionProvider",
-    "ROCMExecutionProvider",
-    "TensorrtExecutionProvider",
-    "WebGpuExecutionProvider",
-}
 ACCURACY_LEVELS = (0, 1, 2, 3, 4)
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
@@ -119,8 +109,9 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
             return options
 
         kwargs.setdefault("enable_fallback", 0)
+        usable = usable_providers(sess_options, providers, provider_options)
         with Reader(path_or_bytes, verify=Verify(verify)) as reader:
-            chosen = _choose(reader, precision, _names(sess_options, providers))
+            chosen = _choose(reader, precision, [name for name, _ in usable])
             graph = reader.index.serving(chosen)
             assert graph is not None  # _choose answers with a precision that is there
             opening = Opening(
@@ -128,17 +119,18 @@ class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # o
                 graph,
                 model=fill_holes(reader, graph, threads, accuracy_level),
                 options=own_options,
+                usable=usable,
                 providers=providers,
                 provider_options=provider_options,
                 device_decode=device_decode,
                 threads=threads,
                 progress=progress,
-                repacking=memory != "low" and _repacking(sess_options, _names(sess_options, providers)),
+                repacking=memory != "low" and only_cpu(usable) and _repacking(sess_options),
                 level=STORED_LEVEL if accuracy_level is None else accuracy_level,
             )
             log.info("opening %s at precision %s", _label(path_or_bytes), chosen)
-            given = kwargs if chosen != "fp16" else _without_crash(kwargs, _names(sess_options, providers))
-            keep = self._open(opening, given)
+            on_cpu = usable[:1] and usable[0][0] not in GPU
+            keep = self._open(opening, _without_crash(kwargs) if chosen == "fp16" and on_cpu else kwargs)
         self._model_bytes = None  # onnxruntime has parsed it
         self.precision, self._keep = chosen, keep
         self._again = (
@@ -251,29 +243,18 @@ def _choose(reader: Reader, precision: str, providers: Sequence[str]) -> str:
     return precision
 
 
-def _names(options: onnxruntime.SessionOptions | None, providers: Sequence[Any] | None) -> list[str]:
-    """The providers asked for, in their order; none where they are in the options, unseen from Python."""
-    if options is not None and options.has_providers():
-        return []
-    return [p if isinstance(p, str) else p[0] for p in providers or onnxruntime.get_available_providers()]
-
-
-def _without_crash(kwargs: dict[str, Any], providers: Sequence[str]) -> dict[str, Any]:
-    """The arguments for a float16 graph, without the optimization that crashes on the CPU provider alone.
+def _without_crash(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for a float16 graph, without the optimization that crashes on the CPU provider.
 
     With the casts that this provider has put in, onnxruntime 1.31 and 1.32 end in a segmentation fault where a
     transposed float16 input, its first axis not in its place, is multiplied by a constant matrix.
     """
-    if [name for name in providers if name != "AzureExecutionProvider"] != [CPU]:
-        return kwargs
     disabled = {*(kwargs.get("disabled_optimizers") or ()), "MatmulTransposeFusion"}
     return {**kwargs, "disabled_optimizers": sorted(disabled)}
 
 
-def _repacking(options: onnxruntime.SessionOptions | None, providers: Sequence[str]) -> bool:
-    """Whether the CPU provider alone will run the graph, with repacking on."""
-    if [name for name in providers if name != "AzureExecutionProvider"] != [CPU]:
-        return False
+def _repacking(options: onnxruntime.SessionOptions | None) -> bool:
+    """Whether the options let the CPU provider repack weights."""
     if options is None:
         return True
     try:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-__all__ = ["CPU", "USE_BUFFERS", "is_repacked"]
+from conx.runtime.providers import CPU
+
+__all__ = ["USE_BUFFERS", "is_repacked"]
 
 USE_BUFFERS = "session.use_external_initializer_file_buffers_directly"
-CPU = "CPUExecutionProvider"
 
 FLOAT, UINT8 = 1, 2  # TensorProto.DataType
 SIDE = 32  # of the float32 matrices

@@ -24,16 +24,14 @@ from conx.runtime.decode import Progress, decode_all, thread_count
 from conx.runtime.folder import PrivateFolder
 from conx.runtime.handover import hand_over
 from conx.runtime.injection import Injection, candidates, copyable, give_copies, give_values
-from conx.runtime.trial import CPU
+from conx.runtime.providers import CPU, CUDA, Provider
 
-__all__ = ["DEVICE_DECODE", "Opening", "Way", "find_device", "first_provider", "ways"]
+__all__ = ["DEVICE_DECODE", "Opening", "Way", "find_device", "ways"]
 
 log = logging.getLogger("conx")
 
 DEVICE_DECODE = (True, False, "auto")
 
-CUDA = "CUDAExecutionProvider"
-AZURE = "AzureExecutionProvider"  # stands before the CPU's in the list of all providers, and runs no ordinary node
 # Providers that are known to take weights in memory, so that another failure of theirs is not tried again with files.
 TAKE_MEMORY = {CPU, CUDA, "DmlExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider"}
 REFUSE_MEMORY = {"OpenVINOExecutionProvider"}
@@ -50,6 +48,7 @@ class Opening:
         graph: one of its run graphs.
         model: its message, holes filled.
         options: makes session options that may be changed.
+        usable: the providers that will run it; none where they cannot be seen.
         providers: as onnxruntime is given them.
         provider_options: likewise.
         device_decode: True, False or "auto".
@@ -63,6 +62,7 @@ class Opening:
     graph: Graph
     model: bytes
     options: Callable[[], onnxruntime.SessionOptions]
+    usable: Sequence[Provider]
     providers: Sequence[Any] | None
     provider_options: Sequence[Mapping[Any, Any]] | None
     device_decode: bool | str
@@ -108,7 +108,7 @@ def ways(opening: Opening) -> Iterator[Way]:
         FormatError, IntegrityError: the file is damaged.
         UnsupportedError: decoding on the device was demanded and is not possible.
     """
-    name, options = first_provider(opening.options(), opening.providers, opening.provider_options)
+    name, options = opening.usable[0] if opening.usable else ("", {})
     if opening.device_decode is not False:
         way = _device_way(opening, name, options)
         if way is not None:
@@ -117,24 +117,6 @@ def ways(opening: Opening) -> Iterator[Way]:
         yield _memory_way(opening, name)
     if name not in TAKE_MEMORY and name:
         yield _files_way(opening)
-
-
-def first_provider(
-    session_options: onnxruntime.SessionOptions,
-    providers: Sequence[Any] | None,
-    provider_options: Sequence[Mapping[Any, Any]] | None,
-) -> tuple[str, Mapping[str, Any]]:
-    """The provider asked for first, and its options; ("", {}) where session options have some, unseen from Python."""
-    if session_options.has_providers():
-        return "", {}
-    given = [*(providers or onnxruntime.get_available_providers())]
-    for number, each in enumerate(given):
-        name, own = (
-            (each, (provider_options or [])[number : number + 1]) if isinstance(each, str) else (each[0], each[1:])
-        )
-        if name != AZURE:
-            return name, {str(k): v for options in own for k, v in options.items()}
-    return CPU, {}
 
 
 def find_device(provider: str, options: Mapping[str, Any]) -> Device:

@@ -11,7 +11,8 @@ import pytest
 import conx
 from conx.container.reader import Reader
 from conx.packing import outputs
-from conx.runtime.session import GPU, _choose, _names
+from conx.runtime.providers import GPU
+from conx.runtime.session import _choose
 from conx.verification import OutputError, VerifyReport
 from tests.builders import CPU, model, normal, save
 from tests.packing.kit import matmul, pack
@@ -105,12 +106,6 @@ def test_what_auto_chooses(tmp_path: Path) -> None:
         assert chosen(exact, gpu, *CPU) == "original"
     for providers in (CPU, [*CPU, "CUDAExecutionProvider"], ["QNNExecutionProvider", *CPU], []):
         assert chosen(lossy, *providers) == "fp32"
-
-
-def test_the_providers_asked_for() -> None:
-    asked = [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
-    assert _names(None, asked) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "CPUExecutionProvider" in _names(None, None)
 
 
 def test_what_goes_wrong_in_a_session_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

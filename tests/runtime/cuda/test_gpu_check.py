@@ -10,6 +10,7 @@ import pytest
 import conx
 from conx.runtime import ways
 from conx.runtime.cuda.device import Device
+from conx.runtime.providers import CUDA
 from tests.builders import CPU, model, normal, save
 from tests.runtime.cuda.host import COMPILER, HostDevice, Kernels
 from tools import gpu_check
@@ -19,7 +20,7 @@ LITTLE = ["--gigabytes", "0.0006", "--side", "384", "--rows", "4", "--tries", "5
 
 def test_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        ways.find_device(ways.CUDA, {})
+        ways.find_device(CUDA, {})
     except conx.UnsupportedError:
         assert gpu_check.main(["--json", str(tmp_path / "found.json")]) == 1
     else:

@@ -20,6 +20,7 @@ import conx
 from conx.container.records import External, Tensor
 from conx.dtypes import DType
 from conx.errors import FormatError, IntegrityError, UnsupportedError
+from conx.runtime import session as session_module
 from conx.runtime import ways as ways_module
 from conx.runtime.dlpack import CPU_MEMORY, CUDA_MEMORY, ort_value_at
 from conx.runtime.folder import PrivateFolder
@@ -403,18 +404,6 @@ def test_progress_is_told_as_one(packed: Path) -> None:
     assert calls == sorted(calls)
 
 
-def test_the_first_provider() -> None:
-    options = onnxruntime.SessionOptions()
-    first = ways_module.first_provider
-    assert first(options, None, None) == (CPU[0], {})
-    assert first(options, ["AzureExecutionProvider"], None) == (CPU[0], {})
-    assert first(options, ["A", "B"], [{"device_id": 2}, {"x": 1}]) == ("A", {"device_id": 2})
-    assert first(options, ["AzureExecutionProvider", "B"], [{"y": 2}, {"x": 1}]) == ("B", {"x": 1})
-    assert first(options, [("A", {"device_id": "2"}), "B"], None) == ("A", {"device_id": "2"})
-    options.add_provider(CPU[0], {})
-    assert first(options, ["A"], None) == ("", {})
-
-
 def test_without_a_device(packed: Path) -> None:
     session = conx.InferenceSession(packed, one_thread(), CPU)
     assert session.opened_by == "memory"
@@ -442,7 +431,7 @@ def test_without_large_matrices(tmp_path: Path) -> None:
 
 def opened_as(provider: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A session that is opened as for another provider, but with the CPU's."""
-    monkeypatch.setattr(ways_module, "first_provider", lambda *_: (provider, {}))
+    monkeypatch.setattr(session_module, "usable_providers", lambda *_: [(provider, {})])
     return conx.InferenceSession(packed, one_thread(), CPU)
 
 
@@ -487,7 +476,7 @@ def test_files_do_not_outlive_a_failure(packed: Path, monkeypatch: pytest.Monkey
     before = folders()
     content = bytearray(packed.read_bytes())
     content[len(content) // 2] ^= 1
-    monkeypatch.setattr(ways_module, "first_provider", lambda *_: ("OpenVINOExecutionProvider", {}))
+    monkeypatch.setattr(session_module, "usable_providers", lambda *_: [("OpenVINOExecutionProvider", {})])
     with pytest.raises(IntegrityError):
         conx.InferenceSession(bytes(content), one_thread(), CPU)
     assert folders() == before
