@@ -9,6 +9,7 @@ scope reaches them: onnxruntime fuses operators only with weights of their own g
 outputs would differ in their last bits. They move only where one message cannot hold them.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,13 +19,14 @@ from conx.dtypes import DType
 from conx.graph.derived import Derived
 from conx.graph.read import Weight, weight_number
 
-__all__ = ["External", "RunGraph", "nested_graphs", "run_graph", "subgraphs"]
+__all__ = ["External", "RunGraph", "nested_graphs", "repacked_beside_rows", "run_graph", "subgraphs"]
 
 # Operators whose constant weight onnxruntime on a CPU always copies into a layout of its own: its input slot, type
 # and rank. Others (Conv, recurrent operators) do so only for some shapes, and use the buffer itself for the rest.
 REPACKING = {
     ("", "MatMul"): (1, onnx.TensorProto.FLOAT, 2),
     ("", "Gemm"): (1, onnx.TensorProto.FLOAT, 2),
+    ("com.microsoft", "FusedMatMul"): (1, onnx.TensorProto.FLOAT, 2),
     ("com.microsoft", "MatMulNBits"): (1, onnx.TensorProto.UINT8, 3),
 }
 LIFT_ABOVE = 1 << 30  # bytes of weights in subgraphs, from which they move to the main graph
@@ -66,6 +68,19 @@ def run_graph(proto: onnx.ModelProto, weights: Sequence[Weight | Derived]) -> Ru
         new = [t for t in main.initializer if t.name not in known]
         main.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in new)
     return RunGraph(model, _externalize(model))
+
+
+def repacked_beside_rows(model: onnx.ModelProto) -> set[int]:
+    """Numbers of weights that Gather takes rows of and that else only nodes use which repack them.
+
+    They must be initializers of the main graph, each once.
+    """
+    main = model.graph
+    repacked = _only_repacked(main, rows=True)
+    times = Counter(weight_number(t) for t in main.initializer)
+    fits = (weight_number(t) for t in main.initializer if (t.name, t.data_type, len(t.dims)) in repacked)
+    found = {number for number in fits if number is not None and times[number] == 1}
+    return found.difference(*(_own_weights(graph) for graph in nested_graphs(main)))
 
 
 def nested_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -210,8 +225,11 @@ def _externalize(model: onnx.ModelProto) -> list[External]:
     return found
 
 
-def _only_repacked(main: onnx.GraphProto) -> set[tuple[str, int, int]]:
-    """(name, type, rank) of what only nodes of the main graph use, and only as a weight that is repacked."""
+def _only_repacked(main: onnx.GraphProto, *, rows: bool = False) -> set[tuple[str, int, int]]:
+    """(name, type, rank) of what only nodes of the main graph use, and only as a weight that is repacked.
+
+    With `rows`, also what Gather takes rows of beside that.
+    """
     yes: set[tuple[str, int, int]] = set()
     no = {v.name for v in (*main.input, *main.output)}
     for graph in nested_graphs(main):
@@ -220,12 +238,18 @@ def _only_repacked(main: onnx.GraphProto) -> set[tuple[str, int, int]]:
         slot, kind, rank = REPACKING.get((node.domain.replace("ai.onnx", ""), node.op_type), (None, 0, 0))
         if node.op_type == "MatMulNBits" and not _is_plain_nbits(node):
             slot = None
+        if node.op_type == "FusedMatMul" and any(a.i for a in node.attribute if a.name.startswith("transBatch")):
+            slot = None
         for i, name in enumerate(node.input):
             if i == slot:
                 yes.add((name, kind, rank))
-            else:
+            elif not (rows and i == 0 and _takes_rows(node)):
                 no.add(name)
     return {(name, kind, rank) for name, kind, rank in yes if name not in no}
+
+
+def _takes_rows(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Gather" and node.domain in ("", "ai.onnx") and not any(a.i for a in node.attribute)
 
 
 def _is_plain_nbits(node: onnx.NodeProto) -> bool:

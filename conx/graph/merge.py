@@ -4,9 +4,10 @@ from collections.abc import Callable, Hashable, Mapping
 
 import onnx
 
+from conx.graph.fp16_graph import constants_to_initializers
 from conx.graph.lift import subgraphs
 
-__all__ = ["merge_equal", "merged_externals"]
+__all__ = ["merge_equal", "merged", "merged_externals"]
 
 
 def merge_equal(model: onnx.ModelProto, content: Callable[[onnx.TensorProto], Hashable | None]) -> int:
@@ -37,6 +38,18 @@ def merge_equal(model: onnx.ModelProto, content: Callable[[onnx.TensorProto], Ha
         main.initializer.extend(kept)
         _rename(main, new)
     return len(new)
+
+
+def merged(model: onnx.ModelProto, content: Callable[[onnx.TensorProto], Hashable | None]) -> onnx.ModelProto:
+    """As `merge_equal`, Constant nodes of the main graph included, but the model is not changed.
+
+    Returns:
+        The model itself where nothing in it is equal.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    constants_to_initializers(made.graph, {v.name for v in (*made.graph.input, *made.graph.output)})
+    return made if merge_equal(made, content) else model
 
 
 def merged_externals(message: bytes, content: Mapping[str, Hashable]) -> tuple[bytes, set[str]]:

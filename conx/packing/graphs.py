@@ -1,7 +1,7 @@
 """The graphs of a .conx file: the model as it was built, and one to run for each precision."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,9 +14,11 @@ from conx.graph.facts import computes_in_floats
 from conx.graph.fp16 import Half
 from conx.graph.fp32 import to_float32
 from conx.graph.int8 import Int8, coded_uses, to_int8, with_coded_rows
-from conx.graph.merge import merge_equal
+from conx.graph.lift import repacked_beside_rows
+from conx.graph.merge import merge_equal, merged
 from conx.graph.read import SourceModel, weight_number
 from conx.graph.skeleton import Skeleton, run_skeleton, source_skeleton
+from conx.graph.transposed import share_transposed
 from conx.graph.uses import weight_uses
 from conx.packing.floats import FloatModel
 from conx.packing.settings import Settings
@@ -96,7 +98,12 @@ class _Making:
         return [_Variant(("fp32",), self._skeleton(model))]
 
     def _float32(self) -> Model | None:
-        return _attempt(self.source, "float32", lambda: to_float32(self.floats.model))
+        """The float32 model, in which equal weights are one, transposed ones too."""
+
+        def make() -> Model:
+            return share_transposed(merged(to_float32(self.floats.model), self._content), self._content)
+
+        return _attempt(self.source, "float32", make)
 
     def _small(self) -> list["_Variant"]:
         """The int8 graph."""
@@ -113,19 +120,19 @@ class _Making:
         return [_Variant(("int8",), skeleton, small.derived, small.level_places(skeleton.message))]
 
     def _half(self) -> list["_Variant"]:
-        """The float16 graph, in which equal weights are one."""
+        """The float16 graph, in which equal weights are one, transposed ones too."""
         if "fp16" not in self.wanted:
             return []
         self.half = _attempt(self.source, "float16", lambda: tried_float16(self.floats.model, self.settings))
         if self.half is None:
             return []
         merge_equal(self.half.model, self._content)
-        return [_Variant(("fp16",), self._skeleton(self.half.model))]
+        return [_Variant(("fp16",), self._skeleton(share_transposed(self.half.model, self._content)))]
 
     def _skeleton(self, model: Model, made: Sequence[Derived] = ()) -> Skeleton:
         return run_skeleton(model, [*self.floats.model.weights, *made])
 
-    def _content(self, tensor: Any) -> Hashable | None:
+    def _content(self, tensor: Any) -> tuple[int, tuple[int, ...] | None] | None:
         """What is equal for equal weights; None for what is none."""
         number = weight_number(tensor)
         if number is None or number >= len(self.store.ties):
@@ -133,13 +140,17 @@ class _Making:
         return self.store.ties[number].stored, self.store.ties[number].perm
 
     def _coded_rows(self, model: Model) -> Int8:
-        """The float32 model with its large embeddings as the codes that are stored, where nothing else uses them."""
+        """The float32 model with its large embeddings as the codes that are stored.
+
+        That is where nothing else uses them, or only products, of which onnxruntime holds a repacked copy anyway.
+        """
         weights = self.floats.model.weights
         uses = weight_uses(replace(self.floats.model, proto=model))
+        repacked = repacked_beside_rows(model)
 
         def stored(number: int, axis: int) -> CodeGrid | None:
-            gathered = all((use.op_type, use.slot) == ("Gather", 0) for use in uses[number])
-            grid = self.store(number, axis) if gathered and weights[number].count >= WORTH_CODES else None
+            fits = number in repacked or all((use.op_type, use.slot) == ("Gather", 0) for use in uses[number])
+            grid = self.store(number, axis) if fits and weights[number].count >= WORTH_CODES else None
             return None if grid is None or grid.made else grid
 
         return with_coded_rows(model, len(weights), stored)

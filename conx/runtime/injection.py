@@ -39,7 +39,7 @@ class Injection:
 
 
 def candidates(model: bytes, externals: Sequence[External], tensors: Sequence[Tensor]) -> list[External]:
-    """The externals that can be injected: large matrices that only MatMul, Gemm and Gather of the main graph read.
+    """The externals that can be injected: large matrices that only products and Gather of the main graph read.
 
     All others are better off as constants, which onnxruntime may fold, fuse and lay out anew.
     """

@@ -14,8 +14,8 @@ from conx.errors import FormatError
 
 __all__ = ["PRODUCTS", "as_inputs", "only_read_by"]
 
-# The input that may be a matrix of weights, and the operator.
-PRODUCTS = frozenset({("MatMul", 1), ("Gemm", 1), ("Gather", 0)})
+# The operator (of another domain than ONNX's with that before it), and its input that may be a matrix of weights.
+PRODUCTS = frozenset({("MatMul", 1), ("Gemm", 1), ("com.microsoft.FusedMatMul", 1), ("Gather", 0)})
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SKIPPED = {_FIXED64: 8, _FIXED32: 4}
@@ -35,7 +35,7 @@ def only_read_by(model: bytes, uses: frozenset[tuple[str, int]], names: Iterable
 
     Args:
         model: a ModelProto.
-        uses: operators of ONNX itself, and the number of the input.
+        uses: operators, those of other domains than ONNX's as `domain.operator`, and the number of the input.
         names: names of initializers.
 
     Raises:
@@ -70,9 +70,10 @@ def _read_node(node: memoryview, uses: frozenset[tuple[str, int]], wanted: set[s
                 if kind in _ATTRIBUTE_GRAPHS:
                     inside = bytes(graph)
                     wanted -= {name for name in wanted if name.encode() in inside}
-    plain = domain in ("", "ai.onnx")
+    if domain not in ("", "ai.onnx"):
+        op_type = f"{domain}.{op_type}"
     for slot, name in enumerate(inputs):
-        if plain and (op_type, slot) in uses:
+        if (op_type, slot) in uses:
             read.add(name)
         else:
             wanted.discard(name)

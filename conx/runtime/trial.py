@@ -26,7 +26,7 @@ def is_repacked(dtype: np.dtype[Any], shape: tuple[int, ...], level: int) -> boo
     """Whether the weight of a matrix product is copied, so that its buffer may be dropped.
 
     Args:
-        dtype: float32 for MatMul and Gemm, uint8 for MatMulNBits of 8 bits.
+        dtype: float32 for MatMul, Gemm and FusedMatMul, uint8 for MatMulNBits of 8 bits.
         shape: its dims; of codes [channels, blocks, block size].
         level: the accuracy_level of MatMulNBits.
     """
@@ -37,11 +37,12 @@ def is_repacked(dtype: np.dtype[Any], shape: tuple[int, ...], level: int) -> boo
 
 @cache
 def _repacks_floats() -> bool:
-    """Of y = Gemm(MatMul(x, A), B)."""
-    nodes = [_node("MatMul", ["x", "A"], "h"), _node("Gemm", ["h", "B"], "y")]
-    model = _model(nodes, {"A": (FLOAT, (SIDE, SIDE)), "B": (FLOAT, (SIDE, SIDE))}, SIDE)
-    weights = {name: np.ones((SIDE, SIDE), np.float32) for name in "AB"}
-    return _answer(model, weights, "AB", SIDE) == SIDE * SIDE
+    """Of y = FusedMatMul(Gemm(MatMul(x, A), B), C), the last transposed."""
+    nodes = [_node("MatMul", ["x", "A"], "h"), _node("Gemm", ["h", "B"], "k")]
+    nodes.append(_node("FusedMatMul", ["k", "C"], "y", "com.microsoft", {"transB": 1}))
+    model = _model(nodes, dict.fromkeys("ABC", (FLOAT, (SIDE, SIDE))), SIDE)
+    weights = {name: np.ones((SIDE, SIDE), np.float32) for name in "ABC"}
+    return _answer(model, weights, "ABC", SIDE) == SIDE**3
 
 
 @cache

@@ -539,6 +539,16 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
 REPACKED: dict[str, tuple[Callable[[], onnx.ModelProto], bool]] = {
     "MatMul": (lambda: model("g (float[2, 20] x) => (float[2, 20] y) { y = MatMul(x, w) }"), True),
     "Gemm": (lambda: model("g (float[2, 20] x) => (float[2, 20] y) { y = Gemm(x, w) }"), True),
+    "FusedMatMul": (
+        lambda: model("g (float[2, 20] x) => (float[2, 20] y) { y = com.microsoft.FusedMatMul <transB = 1> (x, w) }"),
+        True,
+    ),
+    "FusedMatMul of batches": (
+        lambda: model(
+            "g (float[2, 20] x) => (float[2, 20] y) { y = com.microsoft.FusedMatMul <transBatchB = 1> (x, w) }"
+        ),
+        False,
+    ),
     "left": (lambda: model("g (float[20, 2] x) => (float[20, 2] y) { y = MatMul(w, x) }"), False),
     "bias": (lambda: model("g (float[2, 20] x) => (float[20, 20] y) { a = Transpose(x) y = Gemm(a, x, w) }"), False),
     "added too": (
@@ -564,7 +574,7 @@ REPACKED: dict[str, tuple[Callable[[], onnx.ModelProto], bool]] = {
 
 @pytest.mark.parametrize("case", REPACKED)
 def test_what_is_marked_as_repacked(case: str, tmp_path: Path) -> None:
-    """Only what nothing else than MatMul and Gemm of the main graph uses: anything else reads the buffer itself."""
+    """Only what nothing else than products of the main graph uses: anything else reads the buffer itself."""
     made, wanted = REPACKED[case][0](), REPACKED[case][1]
     made.graph.initializer.append(as_tensor("w", normal(20, 20)))
     with read_model(save(made, tmp_path / "m.onnx")) as source:

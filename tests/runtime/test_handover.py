@@ -33,7 +33,7 @@ def model(nodes: list[onnx.NodeProto], weights: dict[str, Shape], x: Shape) -> o
             [weight(name, shape) for name, shape in weights.items()],
         ),
         ir_version=8,
-        opset_imports=[helper.make_opsetid("", 17)],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
     )
 
 
@@ -51,6 +51,14 @@ MODELS = {
     ),
     "gemm": model([node("Gemm", ["x", "w", "b"], ["y"])], {"w": (64, 480), "b": (480,)}, (3, 64)),
     "gemm, transposed": model([node("Gemm", ["x", "w"], ["y"], transB=1, alpha=0.5)], {"w": (480, 64)}, (3, 64)),
+    "fused matmul, transposed": model(
+        [node("FusedMatMul", ["x", "w"], ["y"], domain="com.microsoft", transB=1)], {"w": (48, 64)}, (2, 5, 3, 64)
+    ),
+    "fused matmul, all transposed": model(
+        [node("FusedMatMul", ["x", "w"], ["y"], domain="com.microsoft", transA=1, transB=1, alpha=0.5)],
+        {"w": (480, 64)},
+        (5, 64, 1),
+    ),
     "gemm and activation": model(
         [node("Gemm", ["x", "w"], ["h"]), node("Relu", ["h"], ["y"])], {"w": (64, 480)}, (3, 64)
     ),
@@ -141,7 +149,6 @@ def test_codes_of_the_models_own_products(
     nbits.attribute.append(helper.make_attribute("accuracy_level", level))
     made = model([nbits], {}, (3, 64))
     made.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in held.items())
-    made.opset_import.add(domain="com.microsoft", version=1)
     onnx.save(made, tmp_path / "model.onnx")
     conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", verify=False)
     handed: list[np.ndarray[Any, Any]] = []
@@ -193,11 +200,11 @@ def test_some_weights_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr(ways, "hand_over", recorded)
-    for name in ("matmul", "gemm, transposed", "embedding and head", "conv"):
+    for name in ("matmul", "gemm, transposed", "fused matmul, transposed", "embedding and head", "conv"):
         onnx.save(MODELS[name], tmp_path / "model.onnx")
         conx.pack(tmp_path / "model.onnx", tmp_path / "model.conx", verify=False)
         conx.InferenceSession(tmp_path / "model.conx", providers=["CPUExecutionProvider"])
-    assert dropped == [1, 1, 0, 0]
+    assert dropped == [1, 1, 1, 0, 0]
 
 
 def input_shape(name: str) -> list[int]:

@@ -58,6 +58,8 @@ def test_what_subgraphs_functions_inputs_and_outputs_know() -> None:
     assert reads("g (float[2, 2] x) => (float[2, 2] y, float[2, 2] w) { y = MatMul(x, w) }", "w") == set()
     assert reads("g (float[2, 2] x) => (float[2, 2] y) { y = custom.MatMul(x, w) }", "w") == set()
     assert reads("g (float[2, 2] x) => (float[2, 2] y) { y = ai.onnx.MatMul(x, w) }", "w") == {"w"}
+    assert reads("g (float[2, 2] x) => (float[2, 2] y) { y = com.microsoft.FusedMatMul(x, w) }", "w") == {"w"}
+    assert reads("g (float[2, 2] x) => (float[2, 2] y) { y = FusedMatMul(x, w) }", "w") == set()
 
 
 def test_names_in_any_letters() -> None:
