@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from conx.codecs.base import Array, TensorMeta
+from conx.codecs.base import Array, Encoded, TensorMeta
 from conx.dtypes import DType
 from conx.errors import ConxError, ModelError
 from conx.graph.read import SourceModel, Weight
@@ -19,6 +19,7 @@ from conx.packing.pairs import Pair
 from conx.packing.quantized import CodedForm, Coding
 from conx.packing.settings import Settings
 from conx.packing.store import serves
+from conx.packing.turning import Turned, smaller_order
 from conx.quantize.grid import peak_scales
 
 __all__ = ["Decided", "Decider"]
@@ -31,11 +32,12 @@ class Decided:
     Attributes:
         weight: the source's.
         shape, dtype: of the stored tensor.
-        choice: how it is coded.
+        choice: how it is coded, its axes in their own order.
         sha256: of the bytes that it decodes to.
         error: of coding; None where there is none.
         grids: scales of int8 codes, by the axis along which they lie.
         form: of codes of a quantized model.
+        turned: the same with its axes in the order in which they are stored, if that is another.
     """
 
     weight: Weight
@@ -46,6 +48,17 @@ class Decided:
     error: WeightError | None
     grids: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     form: CodedForm | None = None
+    turned: Turned | None = None
+
+    @property
+    def encoded(self) -> Encoded:
+        """What is stored."""
+        return self.choice.encoded if self.turned is None else self.turned.encoded
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The axes of `shape` in stored order; None: as they are."""
+        return None if self.turned is None else self.turned.order
 
 
 class Decider:
@@ -108,16 +121,17 @@ class Decider:
         grids = {}
         if self.settings.lossless or not rule.lossless:
             grids = self._grids(weight.number, weight.shape, weight.dtype, choice, data)
-        return Decided(weight, weight.shape, weight.dtype, choice, digest, error, grids)
+        order = smaller_order(choice.encoded, weight.shape, weight.dtype, smallest=rule.smallest)
+        return Decided(weight, weight.shape, weight.dtype, choice, digest, error, grids, turned=order)
 
     def _codes(self, weight: Weight, form: CodedForm) -> Decided:
         encoded = Coding.of(form.weight).encoded()
         values = decoded(encoded, form.shape, DType.FLOAT32)
         choice = Choice(encoded, True)
         grids = self._grids(weight.number, form.shape, DType.FLOAT32, choice, values)
-        return Decided(
-            weight, form.shape, DType.FLOAT32, choice, hashlib.sha256(values.tobytes()).digest(), None, grids, form
-        )
+        digest = hashlib.sha256(values.tobytes()).digest()
+        order = smaller_order(encoded, form.shape, DType.FLOAT32)
+        return Decided(weight, form.shape, DType.FLOAT32, choice, digest, None, grids, form, order)
 
     def _grids(
         self, number: int, shape: tuple[int, ...], dtype: DType, choice: Choice, data: Array

@@ -15,7 +15,6 @@ from typing import Any
 
 from conx._version import __version__
 from conx.checking import verify_tensors
-from conx.codecs.base import TensorMeta
 from conx.container.index import DRAFT
 from conx.container.reader import Reader, Verify
 from conx.container.records import Tensor
@@ -165,15 +164,13 @@ class _Packing:
             tensors: list[Tensor] = []
             errors = []
             for one in ordered_map(pool, decide, stored, [w.nbytes for w in stored], self.threads, IN_FLIGHT):
-                encoded = one.choice.encoded
-                store.add(
-                    one.weight.number, Stored(len(tensors), one.shape, one.dtype, encoded.codec, one.form, one.grids)
-                )
-                meta = TensorMeta(one.shape, one.dtype)
-                tensors.append(write_tensor(writer, one.weight.name, meta, encoded, one.sha256))
+                codec = one.choice.encoded.codec
+                store.add(one.weight.number, Stored(len(tensors), one.shape, one.dtype, codec, one.form, one.grids))
+                name, order = one.weight.name, one.order
+                tensors.append(write_tensor(writer, name, one.shape, one.dtype, one.encoded, one.sha256, order))
                 errors.append(one.error)
                 self._advance(one.weight.nbytes)
-                del one, encoded  # before the next one is read
+                del one  # before the next one is read
             floats = write_extras(writer, tensors, store, floats)
             write_scales(writer, tensors, store)
             graphs, half = write_graphs(writer, self.source, floats, store, self.settings)

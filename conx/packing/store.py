@@ -30,8 +30,8 @@ class Stored:
 
     Attributes:
         place: among the file's tensors.
-        shape, dtype: dims, which are in stored order, and type.
-        codec: how it is coded.
+        shape, dtype: dims and type.
+        codec: how it is coded; its axes are those of `shape`, in whatever order they are stored.
         form: of codes of a quantized model.
         grids: scales on which int8 codes are made of its values, by the axis along which they lie.
         scales: places of the tensors that hold these.

@@ -24,23 +24,34 @@ __all__ = ["write_exact", "write_extras", "write_scales", "write_tensor"]
 log = logging.getLogger("conx")
 
 
-def write_tensor(writer: Writer, name: str, meta: TensorMeta, encoded: Encoded, sha256: bytes) -> Tensor:
+def write_tensor(
+    writer: Writer,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: DType,
+    encoded: Encoded,
+    sha256: bytes,
+    order: tuple[int, ...] | None = None,
+) -> Tensor:
     """Write a tensor's streams.
 
     Args:
         writer: takes them.
         name: for people.
-        meta: dims, which are in stored order, and type.
-        encoded: the tensor, coded.
+        shape: dims.
+        dtype: element type.
+        encoded: the tensor, coded, its axes in stored order.
         sha256: of the bytes that it decodes to.
+        order: the axes of `shape` in stored order; None: as they are.
     """
+    meta = TensorMeta(shape if order is None else tuple(shape[axis] for axis in order), dtype)
     codec_id, params = pack_params(encoded.codec, meta)
     names = [f"{codec_id}.{stream}" for stream in encoded.codec.stream_names(meta)]
     side = tuple(writer.add_stream(data, f"{codec_id}.side{i}") for i, data in enumerate(encoded.side))
     starts = range(0, meta.count, SEGMENT)
     segments = (encoded.segment(meta, start, min(start + SEGMENT, meta.count)) for start in starts)
     streams = writer.add_segments(names, segments) if names else ()
-    return Tensor(name, meta.shape, meta.dtype, codec_id, params, side, streams, sha256)
+    return Tensor(name, shape, dtype, codec_id, params, side, streams, sha256, order)
 
 
 def write_scales(writer: Writer, tensors: list[Tensor], store: Store) -> None:
@@ -69,9 +80,8 @@ def write_extras(writer: Writer, tensors: list[Tensor], store: Store, floats: Fl
         dtype = weight.dtype
         choice = choose(weight.read(), weight.shape, dtype, Rule(lossless=True), Axes((), False))
         digest = hashlib.sha256(weight.read().tobytes()).digest()
-        meta = TensorMeta(weight.shape, dtype)
         store.add(weight.number, Stored(len(tensors), weight.shape, dtype, choice.encoded.codec))
-        tensors.append(write_tensor(writer, f"{weight.name}/values", meta, choice.encoded, digest))
+        tensors.append(write_tensor(writer, f"{weight.name}/values", weight.shape, dtype, choice.encoded, digest))
     return floats
 
 
@@ -79,5 +89,5 @@ def write_exact(writer: Writer, name: str, values: npt.NDArray[np.float32]) -> T
     """Write float32 values of any dims bit for bit."""
     values = np.ascontiguousarray(values)
     choice = choose(values.reshape(-1), values.shape, DType.FLOAT32, Rule(lossless=True), Axes((), False))
-    meta = TensorMeta(values.shape, DType.FLOAT32)
-    return write_tensor(writer, name, meta, choice.encoded, hashlib.sha256(values.tobytes()).digest())
+    digest = hashlib.sha256(values.tobytes()).digest()
+    return write_tensor(writer, name, values.shape, DType.FLOAT32, choice.encoded, digest)

@@ -121,6 +121,28 @@ def test_wherever_they_are(settings: dict[str, Any], tmp_path: Path) -> None:
         assert same_bits(run_plain(back.SerializeToString(), feeds), run(session, feeds))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("stored", [0, 1])
+def test_one_grid_for_uses_whose_channels_differ(axis: int, stored: int, tmp_path: Path) -> None:
+    """Each use would have its scales along its own axis: the one with the smaller error is taken for both."""
+    values = normal(60, 70)
+    values *= np.where(np.indices(values.shape)[axis] % 2, np.float32(0.1), np.float32(1))
+    text = "g (float[n, 60] x) => (float[n, 60] y) { a = MatMul(x, w) y = MatMul(a, t) }"
+    weights = {"w": values, "t": np.ascontiguousarray(values.T)}
+    packed = pack(model(text, dict(list(weights.items())[:: 1 - 2 * stored])), tmp_path, bits=5)
+    (tensor,) = (t for t in packed.stored.values() if t.codec == "linear")
+    assert tensor.order is None
+    assert tensor.params["axis"] == (axis if tensor.name == "w" else 1 - axis)
+    assert packed.values("w").tobytes() == np.ascontiguousarray(packed.values("t").T).tobytes()
+    alone = {}
+    for name, use in (("w", "a = MatMul(x, w)"), ("t", "b = MatMul(a, t)")):
+        other = pack(model(f"g (float[n, m] {use[11]}) => (float[n, k] {use[0]}) {{ {use} }}", {name: weights[name]}),
+                     tmp_path, name, bits=5)  # fmt: skip
+        alone[name] = other.error(name)
+    assert packed.error(tensor.name) == pytest.approx(min(alone.values()), rel=1e-3)
+    assert max(alone.values()) > 1.2 * min(alone.values())
+
+
 DIFFERENT: dict[str, Turn] = {
     "one bit": lambda w: np.where(np.arange(w.size).reshape(w.shape) == 77, np.nextafter(w, np.float32(9)), w),
     "a sign of zero": lambda w: np.where(np.arange(w.size).reshape(w.shape) == 5, np.float32(-0.0), w),
