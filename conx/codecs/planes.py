@@ -14,6 +14,7 @@ from conx.codecs.base import Array, Buffer, Decoder, TensorMeta
 from conx.codecs.checks import Params, byte_streams, check_out, check_side
 from conx.codecs.convert import BLOCK, SOURCES, check_target, convert
 from conx.codecs.exact import NARROWER, widen
+from conx.codecs.scratch import scratch
 from conx.dtypes import DType
 from conx.errors import FormatError
 
@@ -69,19 +70,19 @@ class Planes:
         stored = self.stored or meta.dtype
         width = self._width(meta)
 
+        names = self.stream_names(meta)
+        change = widen if target is meta.dtype else convert
+
         def decode(_start: int, count: int, streams: Sequence[Buffer], out: Array) -> None:
             check_out(out, count, target)
-            planes = byte_streams(self.id, self.stream_names(meta), streams, self.stream_sizes(meta, count))
-            if stored is target:
-                _join(planes, out.view(f"<u{width}"))
-                return
-            values = np.empty(min(count, BLOCK), stored.storage)
+            planes = byte_streams(self.id, names, streams, (count,) * width)
+            values = out if stored is target else np.empty(min(count, BLOCK), stored.storage)
             for at in range(0, count, BLOCK):
                 part = out[at : at + BLOCK]
-                block = values[: part.size]
+                block = part if stored is target else values[: part.size]
                 _join([plane[at : at + BLOCK] for plane in planes], block.view(f"<u{width}"))
-                change = widen if target is meta.dtype else convert
-                change(block, stored, target, part)
+                if stored is not target:
+                    change(block, stored, target, part)
 
         return decode
 
@@ -90,22 +91,31 @@ class Planes:
 
 
 def _join(planes: Sequence[Array], out: Array) -> None:
-    """Puts the planes' bytes together in `out` (unsigned) and turns them back."""
+    """Puts the planes' bytes together in `out` (unsigned, at most a block) and turns them back."""
     _gather(planes, out)
-    lowest = out << out.dtype.type(8 * out.dtype.itemsize - 1)
-    np.right_shift(out, out.dtype.type(1), out=out)
+    lowest, unit = scratch.wide(out), out.dtype.type
+    if out.itemsize > 2:
+        np.left_shift(out, unit(8 * out.itemsize - 1), out=lowest)
+    else:  # small integers are multiplied faster than shifted to the left
+        np.multiply(out, unit(1 << 8 * out.itemsize - 1), out=lowest)
+    np.right_shift(out, unit(1), out=out)
     np.bitwise_or(out, lowest, out=out)
 
 
 def _gather(planes: Sequence[Array], out: Array) -> None:
-    """Halves, quarters and so on: NumPy works on small integers faster, and with strides slowly."""
+    """Halves, quarters and so on: NumPy works on small integers faster, but with steps of a byte slowly."""
     if len(planes) == 1:
         np.copyto(out, planes[0])
-        return
-    middle = len(planes) // 2
-    half = np.empty(out.size, f"<u{middle}")
-    _gather(planes[:middle], half)
-    np.copyto(out, half)
-    np.left_shift(out, out.dtype.type(8 * middle), out=out)
-    _gather(planes[middle:], half)
-    np.bitwise_or(out, half, out=out)
+    elif len(planes) == 2:
+        np.copyto(out, planes[0])
+        np.multiply(out, np.uint16(0x100), out=out)
+        low = scratch.wide(out)
+        np.copyto(low, planes[1])
+        np.bitwise_or(out, low, out=out)
+    else:
+        middle = len(planes) // 2
+        half = scratch.top[: out.size] if middle == 2 else np.empty(out.size, f"<u{middle}")
+        _gather(planes[middle:], half)
+        np.copyto(out, half)
+        _gather(planes[:middle], half)
+        out.view(half.dtype)[1::2] = half
